@@ -1,4 +1,4 @@
-"""Stores checkpoints atomically: each is either complete or invisible.
+"""Checkpoint storage in which each checkpoint is either complete or invisible.
 
 In a folder (storage/files.py):
     <folder>/
@@ -7,18 +7,17 @@ In a folder (storage/files.py):
         rank-00000.safetensors ... index.json committed.json
       step-00000050.broken/    set aside for inspection after a resume found it damaged
 
-Each change is a single rename, so a crash leaves every checkpoint either complete or hidden.
+A single rename makes each change, so a crash leaves every checkpoint either complete or hidden.
 
 In S3 or on a compatible server:
     s3://bucket/prefix/<run>/
-      step-00000100/committed.json             marker, written last and removed first; a step
-                                               without a marker is not a checkpoint
-      step-00000050.broken/committed.json      marker of a checkpoint that a resume found damaged
-      parts-0 ... parts-f/step-00000100/...    files, distributed by a hash of their names
+      step-00000100/committed.json         marker, written last and removed first; a step without
+                                           a marker is not a checkpoint
+      step-00000050.broken/committed.json  marker of a checkpoint that a resume found damaged
+      parts-0 ... parts-f/step-00000100/   files, distributed by a hash of their names
 
-S3 objects appear atomically, so hidden names are not needed. S3 partitions its capacity by key
-prefix (3,500 writes per second each). The sixteen `parts-` prefixes are the same for every save, so
-S3's partitions remain useful.
+S3 partitions its capacity by key prefix (3,500 writes per second each). The sixteen `parts-`
+prefixes are the same for every save, so S3's partitions remain useful.
 https://docs.aws.amazon.com/AmazonS3/latest/userguide/optimizing-performance.html
 """
 
@@ -39,21 +38,21 @@ from ..trust import untrusted_input
 from ..trust.errors import RunError
 from .marker import BROKEN, MARKER, MARKER_BYTES, NAME
 
-SPREAD = 16
+SPREAD = 16  # `parts-` prefixes
 
 
 class CheckpointStore:
-    """The checkpoints of a run, identified by their steps, in a folder or in S3."""
+    """Checkpoints of a run, identified by their steps, in a folder or in S3."""
 
     def __init__(self, address: str | Path) -> None:
         in_bucket = isinstance(address, str) and address.startswith(s3.SCHEME)
         self.files: Files = BucketFiles(str(address)) if in_bucket else LocalFiles(Path(address))
-        # In S3, files without a marker are not a checkpoint yet, so they need no hidden folder.
-        self.hides = not in_bucket
-        self.places = [""] if self.hides else [f"parts-{number:x}/" for number in range(SPREAD)]
+        # In S3, files without a marker are not a checkpoint, so their folder needs no hidden name.
+        self.dot = "" if in_bucket else "."
+        self.places = [""] if self.dot else [f"parts-{number:x}/" for number in range(SPREAD)]
 
     def steps(self) -> list[int]:
-        """Returns the steps of visible checkpoints in ascending order. They may be damaged."""
+        """Returns the steps of visible checkpoints, in ascending order. They may be damaged."""
         return self._numbers(NAME)
 
     def broken(self) -> list[int]:
@@ -61,11 +60,11 @@ class CheckpointStore:
         return self._numbers(BROKEN)
 
     def address(self, step: int) -> str:
-        """Returns the address of a checkpoint for messages."""
+        """Returns a checkpoint's path or address, for messages."""
         return self.files.describe(step_name(step))
 
     def marker(self, step: int) -> str | None:
-        """Returns the text of a marker, or None if it is missing."""
+        """Returns a marker's text, or None if the marker is missing."""
         try:
             with self.open(step, MARKER) as stream:
                 return stream.read(MARKER_BYTES + 1).decode(errors="replace")
@@ -73,7 +72,7 @@ class CheckpointStore:
             return None
 
     def size(self, step: int, file: str) -> int | None:
-        """Returns the size of a file in bytes, or None if it is missing."""
+        """Returns a file's size in bytes, or None if the file is missing."""
         try:
             with self.open(step, file) as stream:
                 return stream.seek(0, os.SEEK_END)
@@ -86,27 +85,24 @@ class CheckpointStore:
 
     def begin(self, step: int) -> None:
         """Creates an empty hidden checkpoint."""
-        if not self.hides:
+        if not self.dot:
             self.remove(step)
             return
         self.abandon(step)
-        folder = self.files.folder
-        if not folder.exists():
-            folder.mkdir(parents=True)
-            sync_folder(folder.parent)
-        (folder / self._hidden(step)).mkdir()
+        (self.files.folder / self._hidden(step)).mkdir(parents=True)
+        sync_folder(self.files.folder.parent)
 
     def create(self, step: int, file: str) -> AbstractContextManager[BinaryIO]:
-        """Creates a file in the hidden checkpoint. The file is durable once the context ends."""
+        """Creates a file in the hidden checkpoint. It is durable once the context ends."""
         return self.files.create(self._name(self._hidden(step), file))
 
     def commit(self, step: int, marker: str) -> None:
-        """Makes the hidden checkpoint visible and durable. It replaces a checkpoint of the same
-        step.
+        """Makes the hidden checkpoint visible and durable. Replaces a checkpoint of the
+        same step.
         """
         with self.create(step, MARKER) as stream:
             stream.write(marker.encode())
-        if self.hides:
+        if self.dot:
             if step in self.steps():
                 self.set_aside(step)
             self.files.rename(self._hidden(step), step_name(step))
@@ -118,7 +114,7 @@ class CheckpointStore:
 
     def remove(self, step: int) -> None:
         """Removes a visible checkpoint."""
-        if self.hides:
+        if self.dot:
             self.files.rename(step_name(step), self._hidden(step))
         else:
             self.files.remove(f"{step_name(step)}/{MARKER}")
@@ -132,27 +128,27 @@ class CheckpointStore:
 
     def remove_broken(self, step: int) -> None:
         """Removes a broken checkpoint that was set aside."""
-        # In S3, a valid checkpoint of that step uses the same paths for its files.
+        # In S3, a valid checkpoint of this step uses the same paths for its files.
         if step not in self.steps():
             self.abandon(step)
         self.files.remove_folder(f"{step_name(step)}.broken")
 
     def sweep(self) -> None:
         """Removes leftovers of interrupted saves and removals. Must not be called during a save."""
-        if not self.hides:
+        if not self.dot:
             s3.abort_uploads(self.files.describe(""))
-        kept = {*self.steps(), *self.broken()} if not self.hides else ()
+        kept = {*self.steps(), *self.broken()} if not self.dot else ()
         for name in {name for place in self.places for name in self.files.folders(place)}:
-            match = NAME.fullmatch(name.removeprefix("." * self.hides))
+            match = NAME.fullmatch(name.removeprefix(self.dot))
             if match and name == self._hidden(step := int(match[1])) and step not in kept:
                 self.abandon(step)
 
     def free(self) -> int | None:
         """Returns the free space in bytes, or None if it is unknown."""
-        return shutil.disk_usage(self.files.folder).free if self.hides else None
+        return shutil.disk_usage(self.files.folder).free if self.dot else None
 
     def _hidden(self, step: int) -> str:
-        return f"{'.' * self.hides}{step_name(step)}"
+        return f"{self.dot}{step_name(step)}"
 
     def _name(self, folder: str, file: str) -> str:
         """Returns the name of a checkpoint's file, relative to the store."""
@@ -161,7 +157,7 @@ class CheckpointStore:
 
     def _numbers(self, name: re.Pattern[str]) -> list[int]:
         folder = self.files.folder
-        if self.hides and folder.is_symlink() and untrusted_input.is_sealed(folder):
+        if self.dot and folder.is_symlink() and untrusted_input.is_sealed(folder):
             why = (
                 "links in a run's folder are not followed, because another user may have created "
                 "the folder"
@@ -175,7 +171,7 @@ class CheckpointStore:
 
 
 def store_of(run: Run, destination: str | None) -> CheckpointStore:
-    """Returns the store of a run, in `destination` (checkpoint.path) or in the run folder."""
+    """Returns a run's store, in `destination` (checkpoint.path) or in the run folder."""
     return CheckpointStore(
         run.checkpoints if destination is None else f"{destination.rstrip('/')}/{run.name}"
     )

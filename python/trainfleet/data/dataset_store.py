@@ -54,7 +54,7 @@ def open_store(folder: Path, address: str | None) -> DatasetStore:
 
 
 def read_all(store: DatasetStore, names: Iterable[str]) -> list[bytes | None]:
-    """Reads many small files. A missing one is None."""
+    """Reads many small files in parallel. Returns None for a missing one."""
     with ThreadPoolExecutor(THREADS) as pool:
         return list(pool.map(store.read, names))
 

@@ -1,8 +1,8 @@
 """Files in a folder or below an s3:// prefix, behind one interface.
 
-Datasets (data/dataset_store.py) and checkpoints (checkpoints/store.py) are stored through it. Names
-are relative to the folder or prefix, such as `units/00000.json`. A new file becomes visible only
-once it is complete, except that `LocalFiles.create` fills a file in place.
+Datasets (data/dataset_store.py) and checkpoints (checkpoints/store.py) use it. Names are relative
+to the folder or prefix, such as `units/00000.json`. Files become visible only once they are
+complete, except that `LocalFiles.create` writes in place.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from ..trust import untrusted_input
 from ..trust.errors import S3Error
 from . import s3
 
-BUFFER = 2**20  # bytes of a file buffer, because a tensor's header alone needs several small writes
-# Largest file to read at once, in bytes. A dataset's manifest of a million shards is half as large.
+BUFFER = 2**20  # file buffer size in bytes, because tensor headers take several small writes
+# Maximum bytes that `read` returns. A dataset manifest of a million shards is half as large.
 LARGEST = 2**30
-# Parents to list again if a file is missing, because other nodes may have just created them
+# Parent folders to list again if a file is missing, because another node may have created them
 LEVELS = 2
 RANGE = 2**23  # bytes per GET, large enough to make its latency negligible
-STREAM_BUFFER = 2**18
+STREAM_BUFFER = 2**18  # buffer size in bytes of a stream from S3
 
 
 class Files(Protocol):
-    """The files of one folder or prefix."""
+    """Interface to the files of one folder or prefix."""
 
-    remote: bool  # in S3
-    folder: Path  # the folder; for a prefix in S3, a folder on this machine for copies
+    remote: bool  # whether the files are in S3
+    folder: Path  # the folder itself, or a local folder for copies of files in S3
 
     def describe(self, name: str) -> str:
         """Returns the path or address of a file or folder."""
@@ -57,12 +57,12 @@ class Files(Protocol):
         ...
 
     def create(self, name: str) -> AbstractContextManager[BinaryIO]:
-        """Creates a file, which is durable once the context ends."""
+        """Creates a file that is durable once the context ends."""
         ...
 
     def write(self, name: str, content: bytes, durable: bool = True) -> None:
-        """Replaces a small file of text atomically. Without `durable`, a power failure may undo
-        the write.
+        """Replaces a small text file atomically. Unless `durable`, a power failure may undo the
+        write.
         """
         ...
 
@@ -75,11 +75,11 @@ class Files(Protocol):
         ...
 
     def folders(self, parent: str = "") -> list[str]:
-        """Returns the names of the folders in a parent, "" or a name that ends with a slash."""
+        """Returns the folders in `parent`, which is "" or ends with a slash."""
         ...
 
     def rename(self, old: str, new: str) -> None:
-        """Renames a folder: atomically on a file system, one file after the other in S3."""
+        """Renames a folder: atomically on a file system, file by file in S3."""
         ...
 
     def remove(self, name: str) -> None:
@@ -92,7 +92,7 @@ class Files(Protocol):
 
 
 class LocalFiles:
-    """Files in a folder, which may be on a file server that several nodes use."""
+    """Files in a folder, which may be on a file server that several nodes share."""
 
     remote = False
 
@@ -108,7 +108,7 @@ class LocalFiles:
         for _ in range(2):
             with suppress(FileNotFoundError):
                 return untrusted_input.read_bytes(path, LARGEST)
-            # The file system client may cache that the file is missing after another node wrote it.
+            # A file server's client may still cache that the file is missing.
             look_again(*path.parents[LEVELS::-1])
         return None
 
@@ -118,7 +118,9 @@ class LocalFiles:
             return file.read(end - start)
 
     def open(self, name: str) -> BinaryIO:
-        """Opens only plain files. A link could lead out of the folder, and a pipe could block."""
+        """Opens only plain files, because a link could lead out of the folder and a pipe could
+        block.
+        """
         path = self.folder / name
         try:
             descriptor = untrusted_input.opener(str(path), os.O_RDONLY)
@@ -151,7 +153,7 @@ class LocalFiles:
         path, found = self.folder / folder, dict[str, int]()
         look_again(*path.parents[LEVELS::-1])
         for entry in os.scandir(path) if path.is_dir() else ():
-            # Another node may just have removed leftovers of an earlier job.
+            # Another node may have just removed leftovers of an earlier job.
             with suppress(FileNotFoundError):
                 if not entry.name.startswith(".") and not entry.name.endswith(".partial"):
                     found[f"{folder}/{entry.name}"] = entry.stat().st_size
@@ -162,7 +164,7 @@ class LocalFiles:
         return [one.name for one in path.iterdir() if one.is_dir()] if path.is_dir() else []
 
     def rename(self, old: str, new: str) -> None:
-        run_folder.sync_folder(self.folder / old)  # Its content must be durable first.
+        run_folder.sync_folder(self.folder / old)  # The content must be durable first.
         (self.folder / old).rename(self.folder / new)
         run_folder.sync_folder(self.folder)
 
@@ -197,7 +199,7 @@ class BucketFiles:
         raise FileNotFoundError(errno.ENOENT, "the object does not exist", self.describe(name))
 
     def create(self, name: str) -> AbstractContextManager[BinaryIO]:
-        return upload_stream(self.describe(name))
+        return cast(AbstractContextManager[BinaryIO], upload_stream(self.describe(name)))
 
     def write(self, name: str, content: bytes, durable: bool = True) -> None:
         s3.write(self.describe(name), content)
@@ -233,26 +235,29 @@ def _no_file(path: Path) -> FileNotFoundError:
 
 
 @contextmanager
-def upload_stream(address: str) -> Iterator[BinaryIO]:
-    """Opens a stream that becomes an object when the context ends. After an error, no object is
+def upload_stream(address: str) -> Iterator[Upload]:
+    """Opens a stream that becomes an object when the context ends. On an error, no object is
     created.
     """
     stream = Upload(address)
     try:
-        yield cast(BinaryIO, stream)
+        yield stream
         stream.finish()
     except BaseException:
         stream.abort()
         raise
 
 
-def upload(address: str, source: Path) -> None:
-    """Uploads a local file. The object is visible once it is complete."""
+def upload(address: str, source: Path) -> str:
+    """Uploads a local file and returns the ETag of the object, which becomes visible once
+    complete.
+    """
     with (
         open(source, "rb", opener=untrusted_input.opener) as file,
         upload_stream(address) as stream,
     ):
         shutil.copyfileobj(file, stream, s3.PART)
+    return stream.version
 
 
 def open_object(found: s3.Object, start: int = 0) -> BinaryIO:
@@ -266,12 +271,12 @@ def open_object(found: s3.Object, start: int = 0) -> BinaryIO:
 
 
 class Upload(io.RawIOBase):
-    """Uploads an object. Large objects are sent in parallel parts, so that memory holds only a few
-    of them.
+    """Write stream of an object. Large objects are sent in parallel parts, so that memory holds
+    only a few of them.
     """
 
     def __init__(self, address: str) -> None:
-        self.address, self.waiting, self.id = address, bytearray(), ""
+        self.address, self.waiting, self.id, self.version = address, bytearray(), "", ""
         self.threads = ThreadPoolExecutor(s3.AT_ONCE)
         self.sent: list[Future[dict[str, Any]]] = []
 
@@ -290,15 +295,18 @@ class Upload(io.RawIOBase):
         if self.id:
             self._send(bytes(self.waiting))
             parts = {"Parts": [part.result() for part in self.sent]}
-            s3.request(
+            done = s3.request(
                 "complete_multipart_upload", self.address, UploadId=self.id, MultipartUpload=parts
             )
+            self.version = str(done["ETag"])
         else:
-            s3.write(self.address, bytes(self.waiting))
+            self.version = s3.write(self.address, bytes(self.waiting))
         self.threads.shutdown()
 
     def abort(self) -> None:
-        """Removes the uploaded parts. If S3 can't be reached, they remain until abort_uploads."""
+        """Removes the uploaded parts. If S3 is unreachable, they remain until
+        `s3.abort_uploads`.
+        """
         self.threads.shutdown(cancel_futures=True)
         if self.id:
             with suppress(S3Error):
@@ -324,7 +332,7 @@ class Upload(io.RawIOBase):
 
 
 class Ranges(io.RawIOBase):
-    """Reads an object as a raw stream, in ranges of RANGE bytes. The next ranges are prefetched."""
+    """Raw read stream of an object, in ranges of RANGE bytes. The next ranges are prefetched."""
 
     def __init__(self, found: s3.Object) -> None:
         self.found, self.length, self.at = found, found.size, 0
@@ -353,7 +361,7 @@ class Ranges(io.RawIOBase):
             return 0
         index = self.at // RANGE
         content = self.fetch(index).result()
-        # A reader of only the first range must not cost many.
+        # Prefetch less at the start, because some readers need only the first range.
         for ahead in range(index + 1, index + 1 + min(index + 1, s3.AT_ONCE)):
             if ahead * RANGE < self.length:
                 self.fetch(ahead)
@@ -364,6 +372,7 @@ class Ranges(io.RawIOBase):
 
     def close(self) -> None:
         self.threads.shutdown(wait=False, cancel_futures=True)
+        self.fetch.cache_clear()  # A reference cycle would keep its ranges in memory for a while.
         super().close()
 
     def _fetch(self, index: int) -> bytes:

@@ -14,11 +14,9 @@ and a poll costs one listing and the new bytes.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
-import shutil
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -34,8 +32,7 @@ from .files import upload
 
 PART = 2**18  # bytes of a part; the last part of a growing file is rewritten until it is full
 ROOM = 64  # maximum parts of a file that one `push` uploads; later calls upload the rest
-WHOLE = 2**24  # bytes above which an object is uploaded in parts and downloaded in pieces
-SPARE = 1 << 30  # bytes of this disk that must remain free
+WHOLE = 2**24  # bytes above which an object is downloaded in pieces
 STATE = contents.SYNCED.name
 ASKED = re.compile(
     r"stop|config\.yaml|given\.yaml|heartbeats/(?:dump|attempts/[0-9]{1,9}(?:\.taken)?)"
@@ -166,19 +163,12 @@ class FolderSync:
         found: dict[str, There] = {}
         for entry in s3.list_objects(f"{self.address}/{below}"):
             key = entry.address[len(self.address) + 1 :]
-            if (
-                (match := _PART.fullmatch(key))
-                and grows(match[1])
-                and travels(match[1]) is not None
-            ):
-                parts.setdefault(match[1], {}).setdefault(int(match[2]), {})[int(match[3])] = entry
+            name, match = file_of(key), _PART.fullmatch(key)
+            if travels(name) is None:
                 continue
-            name = key.removeprefix("asked/")
-            if (
-                travels(name) is not None
-                and not grows(name)
-                and self._object(name) == entry.address
-            ):
+            if match and grows(name):
+                parts.setdefault(name, {}).setdefault(int(match[2]), {})[int(match[3])] = entry
+            elif not grows(name) and self._object(name) == entry.address:
                 found[name] = There((entry,))
         for name, generations in parts.items():
             newest = max(generations)
@@ -222,14 +212,8 @@ class FolderSync:
         if grows(name):
             self._push_parts(name, stat)
         elif stat.st_size <= (travels(name) or 0):
-            if stat.st_size > WHOLE:
-                upload(self._object(name), self.folder / name)
-            else:
-                version = s3.write(
-                    self._object(name), untrusted_input.read_bytes(self.folder / name, WHOLE)
-                )
-                # This machine already has the content, so it must not download it.
-                self.brought[name] = Brought(version)
+            # This machine already has the content, so it must not download it.
+            self.brought[name] = Brought(upload(self._object(name), self.folder / name))
             self.sent[name] = Sent(stat.st_ino, stat.st_size, stat.st_mtime_ns)
 
     def _push_parts(self, name: str, stat: os.stat_result) -> None:
@@ -323,14 +307,7 @@ class FolderSync:
 
     def _land(self, name: str, offset: int, data: bytes) -> None:
         """Writes like sync_rules.write, but raises RunError if this disk would become too full."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        if shutil.disk_usage(self.folder).free - len(data) < SPARE:
-            raise run_folder.unwritable(
-                self.folder,
-                OSError(
-                    errno.ENOSPC, f"less than {SPARE >> 30} GiB of this disk would remain free"
-                ),
-            )
+        sync_rules.require_room(self.folder, len(data))
         sync_rules.write(self.folder, name, offset, data)
 
     def _note(self, name: str, have: Brought, parts: int) -> None:

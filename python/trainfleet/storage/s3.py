@@ -138,20 +138,19 @@ def read_range(
     return found[0]
 
 
-def write(address: str, content: bytes) -> str:
-    """Writes a small object atomically and returns its ETag."""
+def write(address: str, content: bytes, **condition: str) -> str:
+    """Writes a small object atomically and returns its ETag, or "" if its condition failed."""
+    unless = ABSENT + CHANGED if condition else ()
     with explained(address):
-        return str(request("put_object", address, Body=content)["ETag"])
+        answer = request("put_object", address, unless=unless, Body=content, **condition)
+        return str(answer["ETag"]) if answer else ""
 
 
 def write_if(address: str, content: bytes, version: str) -> str:
     """Writes a small object if its current ETag is `version`, or with "" if it does not exist.
-    Returns its ETag, or "" if the condition failed.
+    Returns like `write`.
     """
-    condition = {"IfMatch": version} if version else {"IfNoneMatch": "*"}
-    with explained(address):
-        answer = request("put_object", address, unless=ABSENT + CHANGED, Body=content, **condition)
-        return str(answer["ETag"]) if answer else ""
+    return write(address, content, **({"IfMatch": version} if version else {"IfNoneMatch": "*"}))
 
 
 def copy(source: str, address: str) -> None:

@@ -17,10 +17,10 @@
     │   ├── JobFailed       a job failed; the message is its verdict
     │   ├── CloudError      AWS refused a control request, or did not answer (cloud/calls.py)
     │   │   └── NotAsked    AWS could not be contacted: no credentials, or no connection
+    │   ├── S3Error         S3 refused a request, or did not answer in time; also an OSError
     │   ├── CutOff          this head lost its network; another host must lead (watch/monitor.py)
     │   └── Missing         not all nodes of a job arrived in time (node/barrier.py)
-    ├── ImageError          an image can't be built, pushed or used
-    └── S3Error             S3 refused a request, or did not answer in time; also an OSError
+    └── ImageError          an image can't be built, pushed or used
 
 Any other exception is a bug in trainfleet, and its traceback is printed.
 """  # noqa: E501
@@ -192,7 +192,7 @@ class ImageError(TrainfleetError):
     """A container image can't be built, pushed or used."""
 
 
-class S3Error(TrainfleetError, OSError):
+class S3Error(BackendError, OSError):
     """S3 refused a request, or did not answer in time.
 
     It is also an OSError, so writers handle buckets and disks in the same way.
