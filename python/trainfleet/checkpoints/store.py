@@ -135,12 +135,14 @@ class CheckpointStore:
 
     def sweep(self) -> None:
         """Removes leftovers of interrupted saves and removals. Must not be called during a save."""
-        if not self.dot:
-            s3.abort_uploads(self.files.describe(""))
-        kept = {*self.steps(), *self.broken()} if not self.dot else ()
+        if self.dot:
+            for leftover in self.files.folder.glob(".step-*"):
+                self.files.remove_folder(leftover.name)
+            return
+        s3.abort_uploads(self.files.describe(""))
+        kept = {*self.steps(), *self.broken()}
         for name in {name for place in self.places for name in self.files.folders(place)}:
-            match = NAME.fullmatch(name.removeprefix(self.dot))
-            if match and name == self._hidden(step := int(match[1])) and step not in kept:
+            if (match := NAME.fullmatch(name)) and (step := int(match[1])) not in kept:
                 self.abandon(step)
 
     def free(self) -> int | None:
