@@ -20,6 +20,7 @@ from ..config.speed import GROUPS, StepTime
 from ..config.speed_inputs import predict
 from ..hardware import cpu_speed, node_types
 from ..hardware.accelerators import Accelerator
+from ..hardware.node_types import Tariff
 
 # environment variable with Bill.paid, for a launcher that can't query the price
 PAID = "TRAINFLEET_PAID"
@@ -209,13 +210,17 @@ def estimate(config: Config, bill: Bill | None, experience: Experience | None = 
 
 
 def list_price(config: Config) -> float | None:
-    """Returns the US dollars per hour of a node: the config's price, otherwise the list price of
-    its EC2 type. Returns None if neither is known.
-    """
+    """Returns the US dollars per hour of a node, or None if no price is known."""
+    known = tariff_of(config)
+    return known.usd_per_hour if known else None
+
+
+def tariff_of(config: Config) -> Tariff | None:
+    """Returns the config's price of a node, otherwise the first tariff of its EC2 type."""
     own, row = config.fleet.accelerator, config.fleet.node_type
     if own and own.usd_per_hour is not None:
-        return own.usd_per_hour
-    return row.usd_per_hour if row else None
+        return Tariff("own", own.usd_per_hour, "fleet.accelerator.usd_per_hour")
+    return next(iter(row.tariffs), None) if row else None
 
 
 def _flops(config: Config) -> float:

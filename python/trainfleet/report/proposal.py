@@ -20,7 +20,7 @@ from ..config.speed import StepTime
 from ..config.tables import read_table
 from ..hardware import node_types
 from ..plan import neuron_environment
-from ..plan.estimate import LIKELY_MEMORY, Estimate
+from ..plan.estimate import LIKELY_MEMORY, Estimate, tariff_of
 from ..plan.fabric_environment import fabric_settings
 from ..plan.job import Artifact, Request
 from ..plan.plan import Plan, degrees
@@ -264,7 +264,7 @@ def _estimates(config: Config, needs: Estimate) -> Iterator[tuple[str, str]]:
     if needs.usd is None:
         yield (
             "cost",
-            "unknown: no list price"
+            "unknown: neither EC2's on-demand list nor its capacity block rates have a price"
             if needs.bill is None
             else f"${needs.bill.hour(fleet.nodes):,.2f} per hour",
         )
@@ -272,7 +272,8 @@ def _estimates(config: Config, needs: Estimate) -> Iterator[tuple[str, str]]:
         around = (
             f", including ${rough(needs.around)} for setup and idle time" if needs.around else ""
         )
-        yield "cost", f"about ${rough(needs.usd)}{around}" if needs.usd else _free(config)
+        about = f"about ${rough(needs.usd)}{around}{_at(config, needs)}"
+        yield "cost", about if needs.usd else _free(config)
 
 
 def _useful(found: Goodput, elapsed: float) -> str:
@@ -290,6 +291,14 @@ def _useful(found: Goodput, elapsed: float) -> str:
     if gained < WORTH:
         return text
     return f"{text}; checkpoint.every: {best} min would raise the share by {gained:.1%}"
+
+
+def _at(config: Config, needs: Estimate) -> str:
+    """Returns the price per hour with its source, if the bill is for nodes only."""
+    known = tariff_of(config)
+    if known is None or needs.bill is None or needs.bill.node != known.usd_per_hour:
+        return ""
+    return f", at ${known.usd_per_hour:,.2f} per node-hour ({known.source})"
 
 
 def _free(config: Config) -> str:
