@@ -259,6 +259,8 @@ def _estimates(config: Config, needs: Estimate) -> Iterator[tuple[str, str]]:
         yield "time", f"about {duration(elapsed)}; {likely} for four of five such runs"
         if needs.goodput:
             yield "", _useful(needs.goodput, elapsed)
+        if fleet.is_told:
+            yield "", _before(needs)
     else:
         yield "time", "unknown on this hardware"
     if needs.usd is None:
@@ -282,7 +284,8 @@ def _useful(found: Goodput, elapsed: float) -> str:
     """
     failures = elapsed / found.between_failures
     text = (
-        f"{found.share:.1%} of it is training; about {failures:,.2g} failures, each of which costs "
+        f"{found.share:.1%} of it is training; about {failures:,.2g} failures "
+        f"({found.source}), each of which costs "
         f"{duration(found.restart)} and half of the {duration(found.interval)} between "
         f"checkpoints; a checkpoint blocks the ranks for {found.stall:.2g} s"
     )
@@ -291,6 +294,13 @@ def _useful(found: Goodput, elapsed: float) -> str:
     if gained < WORTH:
         return text
     return f"{text}; checkpoint.every: {best} min would raise the share by {gained:.1%}"
+
+
+def _before(needs: Estimate) -> str:
+    """Returns the minutes of set-up before the first step, if they are known."""
+    minutes = sum(stage.minutes for stage in needs.bill.before) if needs.bill else 0.0
+    setup = f"set-up takes about {minutes:.0f} min before; " if minutes else ""
+    return f"{setup}waiting in a queue or for machines is not included"
 
 
 def _at(config: Config, needs: Estimate) -> str:
