@@ -356,7 +356,7 @@ def _basis(config: Config, needs: Estimate) -> str:
         by_parts = " (each part of a step separately)" if found.parts else ""
         return (
             f"measured here: corrected by {runs}{by_parts}, which reached {found.ratio:.2f} times "
-            "the predicted speed"
+            f"the predicted speed; {found.share:.0%} of that counts"
         )
     device = config.fleet.rank_device
     if device is None:
