@@ -248,8 +248,10 @@ def _attention(work: Work, device: DeviceSpeed, c: Constants) -> float:
     peak = device.peak(_beside(work.format))
     seconds = flops / (peak * device.efficiency * (device.attention if work.flash else 1.0))
     scores = work.tokens * work.length * work.heads / work.tensor
-    if device.host and work.dropped:
-        return seconds + device.host.dropped * scores / device.memory
+    if device.host:
+        features = work.tokens * work.queries / work.tensor
+        bytes_ = device.host.attended / work.weight_bytes * features
+        return seconds + (bytes_ + device.host.dropped * scores * work.dropped) / device.memory
     if work.flash:
         return seconds / (c.tuned_attention if work.tuned else 1.0)
     return (

@@ -14,8 +14,8 @@ from .speed import ON_CPUS, StepTime, step_of
 from .step_work import DeviceSpeed, HostOverheads, Work
 from .types import Config
 
-# fractions of the measured speed of products; torch's attention is far slower
-CPU_EFFICIENCY, CPU_ATTENTION = (1.0, 0.095)
+# fractions of the measured speed of products (tests/bench/LOG.md, Attention on CPUs)
+CPU_EFFICIENCY, CPU_ATTENTION = (1.0, 0.5)
 # fraction of its cores' speed that a rank with several cores reaches, because most operations of a
 # small model are short
 CPU_THREADS = 0.93

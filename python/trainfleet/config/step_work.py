@@ -26,7 +26,9 @@ class HostOverheads:
     agreed: float = 8e-3  # per step of a pipeline: gradient norm and gradients of tied weights
     straightened: float = 1.25e-3  # per sharded matrix that Muon gathers
     # bytes per attention score under dropout, for which torch leaves its fused kernel
-    dropped: float = 28.0
+    dropped: float = 48.0
+    # bytes per feature that attention moves, times the bytes of a feature: bf16 is converted
+    attended: float = 230.0
 
 
 @dataclass(frozen=True)
