@@ -49,6 +49,8 @@ class Constants:
     hidden_tensor: float = 0.23  # fraction of the tensor-parallel exchange that computing hides
     hidden_shard: float = 0.78  # the same for the sharded weights' exchange
     bubble: float = 0.84  # fraction of the pipeline's theoretical bubble
+    # slowdown of stages that run as whole graphs: the median of AWS's runs with NxD (LOG.md)
+    staged: float = 1.1
     update: float = 75.5  # bytes that the optimizer moves per parameter, in fp32
     step: float = 0.0054  # constant overhead per step in seconds
     spread: float = 0.0058  # slowdown per doubling of nodes, because the slowest one sets the pace
@@ -79,6 +81,7 @@ ON_CPUS = Constants(
     hidden_tensor=0.0,
     hidden_shard=0.3,
     bubble=0.85,
+    staged=1.0,
     step=0.005,
     spread=0.0,
 )
@@ -169,6 +172,8 @@ def step_of(work: Work, device: DeviceSpeed, constants: Constants = FITTED) -> S
         / work.interleave
     )
     times_slow = 1 + c.spread * log2(max(1.0, work.world / device.joined))
+    if work.pipeline > 1 and not device.kernels:
+        times_slow *= c.staged
     scale = work.passes * times_slow
     return StepTime(
         products * scale,

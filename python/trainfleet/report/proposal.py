@@ -17,6 +17,7 @@ from ..config.goodput import Goodput, best_minutes
 from ..config.memory import passes_of
 from ..config.sizes import flops_in_words
 from ..config.speed import StepTime
+from ..config.speed_inputs import warnings
 from ..config.tables import read_table
 from ..hardware import node_types
 from ..plan import neuron_environment
@@ -243,6 +244,7 @@ def _estimates(config: Config, needs: Estimate) -> Iterator[tuple[str, str]]:
             f"about {rough(speed)} tokens/s, {rough(speed / config.world_size)} per rank, an MFU "
             f"of {mfu:.0%}, {basis}",
         )
+        yield from (("", f"warning: {why}") for why in warnings(config))
         if figure := beside(config):
             yield "", f"{rough(speed / fleet.nodes)} per node; {figure}"
         if needs.step:
