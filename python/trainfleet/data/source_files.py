@@ -7,6 +7,7 @@ changes while it is read is detected, and old and new content is never mixed.
 
 from __future__ import annotations
 
+import functools
 import glob
 import os
 import sysconfig
@@ -187,6 +188,7 @@ def _objects(source: str) -> Iterator[SourceFile | str]:
             ) or file
 
 
+@functools.cache
 def _library() -> Path:
     return Path(sysconfig.get_path("stdlib"))
 

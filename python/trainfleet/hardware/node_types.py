@@ -173,6 +173,7 @@ class Node:
     cores: int = 0
 
 
+@functools.cache  # a search of layouts asks for it thousands of times
 def own_machine(
     name: str,
     per_node: int,
