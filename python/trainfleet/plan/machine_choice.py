@@ -73,9 +73,7 @@ def chance(size: Size, days: float | None) -> float | None:
 
 
 def best(found: Sequence[Bid]) -> Bid:
-    """Returns the cheapest bid with a chance of SURE. If there is none, returns the bid with the
-    best chance.
-    """
+    """Returns the cheapest bid with a chance of SURE, or else the bid with the best chance."""
     sure = [bid for bid in found if bid.chance is None or bid.chance >= SURE]
     return min(sure, key=cost) if sure else max(found, key=lambda bid: bid.chance or 0.0)
 
