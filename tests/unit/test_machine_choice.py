@@ -83,9 +83,9 @@ def test_limits_and_unknown_prices_are_refused_with_the_reason() -> None:
         bids(config(), Wish(usd=1000, tokens=1e12))
     with pytest.raises(ConfigError, match="no price: it is not in EC2's on-demand list"):
         bids(config("fleet.instance_type=trn2u.48xlarge"), Wish(tokens=1e12))
-    odd = replace(config(), train=replace(config().train, global_batch_size=3))
+    small = load(Settings(RECIPE, "fleet.instance_type=g5.48xlarge fleet.nodes=64"))[0]
     with pytest.raises(ConfigError, match="no tried number of nodes holds the model"):
-        bids(odd, Wish(tokens=1e12))
+        bids(small, Wish(1e-3, tokens=1e12))  # 512 sequences do not divide over 65,536 ranks
 
 
 @pytest.mark.usefixtures("few")
