@@ -48,7 +48,7 @@ DENSE = {  # more than 250 tokens
     "hosts/mirror.py:read_news",
     "hosts/ssh_errors.py:explain",
     "hosts/platform.py:_build",
-    "plan/sizing.py:_size",
+    "plan/sizing.py:size_of",
     "report/html.py:write",
     "report/live.py:TokenizeLive.update",
     "report/proposal.py:_estimates",
