@@ -3,9 +3,9 @@ all their jobs share. The stack has no nodes, because the scheduler makes them.
 
 Batch: a network, a compute environment and its queue. The environment's launch template has every
 EFA interface, in one placement group. SageMaker makes machines itself and needs a role. Both: the
-roles of containers, and a log group. ParallelCluster: a network. Job definitions are not part of
-the stack: a definition names the image, so it is registered with the job
-(backends/batch_request.py).
+roles of containers, and a log group. ParallelCluster: a network with a private subnet in each of
+fleet.aws.zones and, with several zones, the file system. Job definitions are not part of the stack,
+because a definition names the image. So it is registered with the job (backends/batch_request.py).
 
 Tested: every instance type passes cfn-lint and our own rules. Not tested: no stack of it has been
 made in an account.
@@ -31,8 +31,10 @@ from .template_parts import (
     AGENT,
     Resources,
     allow,
+    another_zone,
     attribute,
     keys,
+    lustre_in,
     network,
     pulls,
     ref,
@@ -42,7 +44,7 @@ from .template_parts import (
     subnet,
     walls,
 )
-from .template_storage import logs
+from .template_storage import file_system, logs, makes_file_system
 
 GRACE = 110  # seconds from SIGTERM to SIGKILL, for ranks to save a checkpoint and exit
 TASKS_OWN = 1  # network interfaces that ECS adds on card 0 for a task of a multi-node job
@@ -78,8 +80,10 @@ def template(config: Config, inputs: Inputs, scheduler: str) -> dict[str, Any]:
     if "Log" in made:
         values["LogGroup"] = ref("Log")
     if SCHEDULERS[scheduler].by_ssh:
-        subnets = [name for name in ("Private", "Public") if f"{name}Subnet" in made]
-        values |= {name: ref(f"{name}Subnet") for name in subnets}
+        subnets = [name for name in made if name.endswith("Subnet")]
+        values |= {name.removesuffix("Subnet"): ref(name) for name in subnets}
+    if "FileSystem" in made:
+        values |= {name: attribute("FileSystem", name) for name in ("DNSName", "LustreMountName")}
     outputs = {name: {"Value": value} for name, value in values.items()}
     about = f"trainfleet {config.fleet_name}: {scheduler} on {config.fleet.instance_type}"
     return assemble(config, inputs, made, outputs, about)
@@ -183,10 +187,22 @@ def parallelcluster(config: Config, inputs: Inputs) -> Resources:
     """Makes a cluster's network. The public subnet gives the head its public address, because
     ParallelCluster does not.
     """
-    made = network(config, inputs)
+    made, zones = network(config, inputs), config.fleet.aws.zones
     if "PublicSubnet" in made:
         made["PublicSubnet"]["Properties"]["MapPublicIpOnLaunch"] = True
-    return made
+        others = [zone for zone in zones if zone != inputs.zone]
+        made |= {
+            name: entry
+            for number, zone in enumerate(others, 1)
+            for name, entry in another_zone(number, zone).items()
+        }
+    if len(zones) < 2 or not makes_file_system(config):
+        return made
+    # ParallelCluster creates no file system for subnets in several zones.
+    aws = replace(config.fleet.aws, bastion_type=None, allow_ssh_from=())
+    fsx = replace(config.fleet.fsx, s3_export=config.fleet.fsx.s3_export and bool(aws.bucket))
+    own = replace(config, fleet=replace(config.fleet, aws=aws, fsx=fsx))
+    return made | walls(own, inputs) | file_system(own, inputs) | {"WallFromNodes": lustre_in()}
 
 
 NETWORK = "parallelcluster"

@@ -20,7 +20,10 @@ Resource = dict[str, Any]
 Resources = dict[str, Resource]
 
 WHOLE, PUBLIC, PRIVATE = "10.0.0.0/16", "10.0.0.0/24", "10.0.128.0/17"
+# Private subnets in other zones: 10.0.16.0/20, 10.0.32.0/20 ... No region has more than six zones.
+OTHERS, OTHERS_BITS = 16, 20
 ANYWHERE, SSH = "0.0.0.0/0", 22
+LUSTRE_PORTS = 988, 1023  # first and last of Lustre's TCP ports
 AGENT = "AmazonSSMManagedInstanceCore"  # AWS's managed policy for machines with an SSM agent
 ROLE_ACTIONS: dict[str, list[str]] = read_table(Path(__file__).with_name("role_actions.yaml"))
 
@@ -102,15 +105,41 @@ def _way_out() -> Resources:
     }
 
 
+def another_zone(number: int, zone: str) -> Resources:
+    """Makes a private subnet in another zone, which uses the first zone's NAT gateway."""
+    name = f"Private{number}"
+    made = resource(
+        "AWS::EC2::Subnet",
+        VpcId=ref("Vpc"),
+        CidrBlock=f"10.0.{OTHERS * number}.0/{OTHERS_BITS}",
+        AvailabilityZone=zone,
+    )
+    return {f"{name}Subnet": made, f"{name}RoutesOfSubnet": _of_subnet(name, "Private")}
+
+
+def lustre_in() -> Resource:
+    """Makes the rule that opens the file system to the whole network, on Lustre's ports."""
+    first, last = LUSTRE_PORTS
+    return resource(
+        "AWS::EC2::SecurityGroupIngress",
+        GroupId=ref("Wall"),
+        IpProtocol="tcp",
+        FromPort=first,
+        ToPort=last,
+        CidrIp=WHOLE,
+        Description="Lustre, from the cluster's nodes",
+    )
+
+
 def _route(name: str, **way: Any) -> Resource:
     return resource(
         "AWS::EC2::Route", RouteTableId=ref(f"{name}Routes"), DestinationCidrBlock=ANYWHERE, **way
     )
 
 
-def _of_subnet(name: str) -> Resource:
-    kind = "AWS::EC2::SubnetRouteTableAssociation"
-    return resource(kind, SubnetId=ref(f"{name}Subnet"), RouteTableId=ref(f"{name}Routes"))
+def _of_subnet(name: str, routes: str = "") -> Resource:
+    kind, table = "AWS::EC2::SubnetRouteTableAssociation", f"{routes or name}Routes"
+    return resource(kind, SubnetId=ref(f"{name}Subnet"), RouteTableId=ref(table))
 
 
 def walls(config: Config, inputs: Inputs) -> Resources:

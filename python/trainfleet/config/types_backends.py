@@ -49,7 +49,8 @@ class Aws:
         ),
     ] = ()
     """The availability zones to try, in this order, until one has room for all nodes. Empty: every
-    zone of the region that offers the type."""
+    zone of the region that offers the type. A ParallelCluster cluster has a queue in each of these
+    zones, and Slurm starts a job in one with room; empty: only one zone."""
     vpc: Annotated[
         str | None,
         Key(backends=MAKERS, pattern="^vpc-[0-9a-f]{8,17}$", examples=["vpc-0123456789abcdef0"]),

@@ -264,11 +264,12 @@ class Slurm(Backend):
         """Returns the config with the site's settings for sbatch, and a note for each variable that
         sets one.
         """
+        config = cluster_file.in_every_zone(self.config)
         if self._known is None:
             with suppress(BackendError):  # a launch fails at its next query, with the reason
-                self._known = options.apply(self.config, options.read(self.engine))
+                self._known = options.apply(config, options.read(self.engine))
         return self._known or (
-            self.config,
+            config,
             ["the settings in sbatch's environment (SBATCH_ACCOUNT ...) are not known yet"],
         )
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -39,7 +40,7 @@ HEAD = "c5.4xlarge"  # instance type of the head node in the article
 # every address.
 NOBODY = "127.0.0.1/32"
 WITH_PYTHON = ("ubuntu2404",)  # systems with a Python version that the package lock covers
-NONE_YET = "subnet-00000000000000000"
+NONE_YET = f"fs-{0:017}"  # in a plan, while setup has not created the file system
 HEAD_DISK = 200  # GiB, for home folders and the compiler toolchain
 BOUGHT = {
     "on-demand": "ONDEMAND",
@@ -47,6 +48,8 @@ BOUGHT = {
     "reservation": "ONDEMAND",
     "block": "CAPACITY_BLOCK",
 }
+RESERVED_KINDS = ("reservation", "block")
+LONGEST_QUEUE = 25  # characters of a queue's name (ParallelCluster's NAME_MAX_LENGTH)
 CHANGES = ["NEW", "CHANGED", "DELETED"]
 # Type of kernel modules that ParallelCluster's images lack. Since 3.8, they have only the open
 # modules.
@@ -123,9 +126,35 @@ def costs(config: Config, prices: Prices) -> spending.Spending:
     )
 
 
-def subnet_of(config: Config) -> str:
-    """Returns the nodes' subnet; an id of zeros in a plan while the network does not exist yet."""
-    return (*config.fleet.aws.subnets, NONE_YET)[0]
+def subnets_of(config: Config) -> tuple[str, ...]:
+    """Returns the nodes' subnets, one per zone. In a plan, their ids are placeholders while the
+    network does not exist.
+    """
+    zones = max(1, len(config.fleet.aws.zones))
+    return config.fleet.aws.subnets or tuple(f"subnet-{number:017}" for number in range(zones))
+
+
+def in_zone(name: str, number: int) -> str:
+    """Returns the name of a queue's copy in a zone. ParallelCluster allows nodes with EFA or in a
+    placement group only in queues with one subnet.
+    """
+    return f"{name}-{number + 1}" if number else name
+
+
+def in_every_zone(config: Config) -> Config:
+    """Returns the config with the partitions of every zone, so that Slurm starts a job in the first
+    zone with capacity. It is unchanged for a single zone, and for a cluster that setup does not
+    create.
+
+    If a zone has no capacity, ParallelCluster sets its nodes down for ten minutes
+    (docs.aws.amazon.com/parallelcluster/latest/ug/slurm-short-capacity-fail-mode-v3.html).
+    """
+    slurm, zones = config.fleet.slurm, range(len(subnets_of(config)))
+    if len(zones) == 1 or not slurm.create:
+        return config
+    asked = (slurm.partition or queues_of(config)[0].name).split(",")
+    every = ",".join(in_zone(name, zone) for zone in zones for name in asked)
+    return replace(config, fleet=replace(config.fleet, slurm=replace(slurm, partition=every)))
 
 
 def artifacts(config: Config, maker: str = "") -> tuple[Artifact, ...]:
@@ -205,7 +234,11 @@ def cluster(config: Config, script: str, maker: str) -> dict[str, Any]:
         "Scheduling": {
             "Scheduler": "slurm",
             "SlurmSettings": _settings(config),
-            "SlurmQueues": [_queue(config, queue, script) for queue in queues_of(config)],
+            "SlurmQueues": [
+                _queue(config, queue, script, zone)
+                for zone in range(len(subnets_of(config)))
+                for queue in queues_of(config)
+            ],
         },
         **(
             {"SharedStorage": [_storage(config)]}
@@ -226,7 +259,7 @@ def _head(config: Config) -> dict[str, Any]:
     access = [{"Policy": f"{policies}/AmazonSSMManagedInstanceCore"}]
     return {
         "InstanceType": aws.bastion_type or HEAD,
-        "Networking": {"SubnetId": wanted.head_subnet or subnet_of(config)},
+        "Networking": {"SubnetId": wanted.head_subnet or subnets_of(config)[0]},
         "Ssh": ssh,
         "LocalStorage": {"RootVolume": {"Size": HEAD_DISK, "Encrypted": True}},
         "Iam": {"AdditionalIamPolicies": access} | _buckets(config),
@@ -256,7 +289,7 @@ def _settings(config: Config) -> dict[str, Any]:
     return settings
 
 
-def _queue(config: Config, queue: Queue, script: str) -> dict[str, Any]:
+def _queue(config: Config, queue: Queue, script: str, zone: int) -> dict[str, Any]:
     aws, row, block = (
         config.fleet.aws,
         node_types.instance(queue.instance_type),
@@ -264,18 +297,18 @@ def _queue(config: Config, queue: Queue, script: str) -> dict[str, Any]:
     )
     target, is_reserved = (
         {"CapacityReservationId": queue.reservation},
-        queue.capacity in ("reservation", "block"),
+        queue.capacity in RESERVED_KINDS,
     )
     compute = {
         "Name": re.sub(r"[^a-z0-9]+", "-", (queue.instance_type or "").partition(".")[0]),
         "Instances": [{"InstanceType": queue.instance_type}],
-        "MinCount": queue.min,
+        "MinCount": 0 if zone else queue.min,
         "MaxCount": queue.max,
         **({"Efa": {"Enabled": True}} if row and row.efa else {}),
         **({"CapacityReservationTarget": target} if is_reserved else {}),
     }
     return {
-        "Name": queue.name,
+        "Name": in_zone(queue.name, zone),
         "CapacityType": BOUGHT[queue.capacity or "on-demand"],
         "ComputeResources": [compute],
         "ComputeSettings": {
@@ -284,7 +317,7 @@ def _queue(config: Config, queue: Queue, script: str) -> dict[str, Any]:
         # AWS places the nodes of a capacity block:
         # https://docs.aws.amazon.com/parallelcluster/latest/ug/launch-instances-capacity-blocks.html
         "Networking": {
-            "SubnetIds": [subnet_of(config)],
+            "SubnetIds": [subnets_of(config)[zone]],
             "PlacementGroup": {"Enabled": not block and bool(row and row.efa)},
         },
         **(
@@ -298,8 +331,8 @@ def _queue(config: Config, queue: Queue, script: str) -> dict[str, Any]:
 
 def _storage(config: Config) -> dict[str, Any]:
     fsx = config.fleet.fsx
-    if fsx.dns_name:
-        settings: dict[str, Any] = {"FileSystemId": fsx.dns_name.partition(".")[0]}
+    if fsx.dns_name or len(config.fleet.aws.zones) > 1:
+        settings: dict[str, Any] = {"FileSystemId": (fsx.dns_name or NONE_YET).partition(".")[0]}
     else:
         settings = {
             "StorageCapacity": fsx.size_gib,
@@ -436,8 +469,15 @@ def _refuse_neuron(config: Config) -> Iterator[tuple[str, str]]:
 
 def _refuse_queues(config: Config) -> Iterator[tuple[str, str]]:
     fleet, key, queues = config.fleet, "fleet.slurm.parallelcluster.queues", queues_of(config)
+    zones = len(subnets_of(config))
     names = [queue.name for queue in queues]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
+    copies = [in_zone(name, zone) for name in names for zone in range(zones)]
+    if long := [name for name in copies if len(name) > LONGEST_QUEUE]:
+        yield key, f"{long[0]}: with {zones} zones, use at most {LONGEST_QUEUE - 3} characters"
+    if zones > 1 and (bound := [one for one in queues if one.capacity in RESERVED_KINDS]):
+        what = f"{bound[0].name} has capacity {bound[0].capacity}, which is in one zone"
+        yield key, f"{what}; set one zone, not {zones}"
+    if twice := sorted({name for name in copies if copies.count(name) > 1}):
         yield key, f"two queues have the name {', '.join(twice)}"
     for queue in queues:
         yield from ((key, f"{queue.name}: {what}") for what in _lacks(queue))
@@ -490,7 +530,7 @@ def _lacks(queue: Queue) -> Iterator[str]:
             f"{queue.instance_type} has no EFA, so its nodes can't train together; set max 1, "
             "or use a larger size"
         )
-    if queue.capacity in ("reservation", "block") and not queue.reservation:
+    if queue.capacity in RESERVED_KINDS and not queue.reservation:
         yield f"capacity {queue.capacity} needs a reservation, such as cr-0123456789abcdef0"
     if queue.capacity == "block" and queue.min != most:
         yield f"a capacity block keeps all of its nodes running; set min {most}"
@@ -498,7 +538,10 @@ def _lacks(queue: Queue) -> Iterator[str]:
 
 def _refuse_storage(config: Config) -> Iterator[tuple[str, str]]:
     fsx = config.fleet.fsx
-    makes = makes_file_system(config)
+    makes, zones = makes_file_system(config), len(config.fleet.aws.subnets)
+    if makes and zones > 1:
+        what = "ParallelCluster creates a file system only for a single subnet"
+        yield "fleet.aws.subnets", f"{zones} subnets: {what}; set one, or fleet.fsx.dns_name"
     yield from refuse_size(fsx) if makes else refuse_unmade(fsx)
     if makes and fsx.efa:
         yield (

@@ -2,6 +2,9 @@
 cluster left. Setup creates the network before the cluster, and clean-up removes it after the
 cluster, unless the config names subnets.
 
+With several zones, the network's stack also has the file system, because ParallelCluster creates
+one only for a single subnet (its ManagedFsxMultiAzValidator).
+
 The network belongs to the config that created the cluster. A second config on that cluster uses the
 same subnets.
 
@@ -29,6 +32,7 @@ from ...cloud.api_errors import passing
 from ...cloud.calls import Calls
 from ...cloud.resource_types import Row, is_ours, tags_of
 from ...cloud.scheduler_template import NETWORK, SchedulerStack
+from ...cloud.template_parts import LUSTRE_PORTS
 from ...cloud.template_storage import makes_file_system
 from ...config import Config
 from ...plan.job import Artifact
@@ -37,6 +41,7 @@ from ..request_json import artifact
 from .cluster_file import links
 
 FILE = "network.yaml"
+STACK = "aws:cloudformation:stack-id"
 
 
 def network_stack(config: Config, maker: str = "") -> SchedulerStack:
@@ -48,7 +53,7 @@ def network_stack(config: Config, maker: str = "") -> SchedulerStack:
 
 def with_network(config: Config, maker: str = "") -> Config:
     """Returns the config with subnets for the nodes and the head: the configured ones, or those of
-    the existing stack.
+    the existing stack. If that stack has a file system, the config names it.
     """
     fleet = config.fleet
     if fleet.aws.subnets:
@@ -57,14 +62,19 @@ def with_network(config: Config, maker: str = "") -> Config:
         state = network_stack(config, maker).stack.look()
     except NotAsked:
         state = None
-    if state is None or not {"Private", "Public"} <= state.outputs.keys():
+    names = ["Private", *(f"Private{number}" for number in range(1, len(fleet.aws.zones)))]
+    if state is None or not {*names, "Public"} <= state.outputs.keys():
         return config
-    cluster = replace(fleet.slurm.parallelcluster, head_subnet=state.outputs["Public"])
-    aws, slurm = (
-        replace(fleet.aws, subnets=(state.outputs["Private"],)),
+    made = state.outputs
+    cluster = replace(fleet.slurm.parallelcluster, head_subnet=made["Public"])
+    aws, slurm, fsx = (
+        replace(fleet.aws, subnets=tuple(made[name] for name in names)),
         replace(fleet.slurm, parallelcluster=cluster),
+        replace(fleet.fsx, dns_name=made["DNSName"], mount_name=made["LustreMountName"])
+        if "DNSName" in made
+        else fleet.fsx,
     )
-    return replace(config, fleet=replace(fleet, aws=aws, slurm=slurm))
+    return replace(config, fleet=replace(fleet, aws=aws, slurm=slurm, fsx=fsx))
 
 
 def network_changes(config: Config, maker: str = "") -> tuple[Artifact, ...]:
@@ -83,10 +93,6 @@ def network_changes(config: Config, maker: str = "") -> tuple[Artifact, ...]:
             artifact(number, service, operation, body),
         ]
     return tuple(found)
-
-
-STACK = "aws:cloudformation:stack-id"
-PORTS = (988, 1023)  # first and last of Lustre's TCP ports
 
 
 def left_behind(config: Config, calls: Calls, maker: str = "", stack: str = "") -> Row | None:
@@ -186,7 +192,7 @@ def open_to_network(calls: Calls, row: Row) -> None:
         "ec2", "DescribeNetworkInterfaces", NetworkInterfaceIds=list(row["NetworkInterfaceIds"])
     )["NetworkInterfaces"]
     (vpc,) = calls("ec2", "DescribeVpcs", VpcIds=[str(row["VpcId"])])["Vpcs"]
-    first, last = PORTS
+    first, last = LUSTRE_PORTS
     way = [
         {
             "IpProtocol": "tcp",

@@ -25,7 +25,7 @@ from ...cloud.cloudformation import CONFIG
 from ...cloud.discovery import known, public_key
 from ...cloud.inventory import costing, surely
 from ...cloud.prices import in_region
-from ...cloud.resource_types import Row, tags_of
+from ...cloud.resource_types import tags_of
 from ...cloud.scheduler_template import NETWORK
 from ...cloud.sweep import Sweep
 from ...cloud.template_inputs import Inputs, cluster_name, own_tags, pairs
@@ -123,14 +123,9 @@ class Cluster(Machines):
     def _wanted(self, state: ClusterState | None) -> tuple[Artifact, ...]:
         maker = state.maker if state else ""
         placed = cluster_parts.with_network(self.config, maker)
-        return cluster_file.artifacts(
-            cluster_parts.with_file_system(placed, self._left_behind(state)), maker
-        )
-
-    def _left_behind(self, state: ClusterState | None) -> Row | None:
-        """Returns the file system that an earlier cluster of the same config left."""
-        maker, stack = (state.maker, state.stack) if state else ("", "")
-        return cluster_parts.left_behind(self.config, self.calls, maker, stack)
+        stack = state.stack if state else ""
+        left = cluster_parts.left_behind(placed, self.calls, maker, stack)
+        return cluster_file.artifacts(cluster_parts.with_file_system(placed, left), maker)
 
     def _cluster(self, state: ClusterState | None) -> tuple[Artifact, ...]:
         """Returns the cluster file and the nodes' script, if the existing cluster differs from
@@ -175,10 +170,9 @@ class Cluster(Machines):
                 Stacked(cluster_parts.network_stack(self.config)).make()
             if key:
                 self._provide_key(key)
-            if state is None and (row := self._left_behind(None)):
-                for line in cluster_parts.describe_file_system(
-                    cluster_parts.with_network(self.config), self.calls, row
-                ):
+            placed = cluster_parts.with_network(self.config)
+            if state is None and (row := cluster_parts.left_behind(placed, self.calls)):
+                for line in cluster_parts.describe_file_system(placed, self.calls, row):
                     say(line)
                 cluster_parts.open_to_network(self.calls, row)
             self._begin(state, self._cluster(state))
