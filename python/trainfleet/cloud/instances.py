@@ -12,7 +12,7 @@ instance_types.json has the figures of each type.
 from __future__ import annotations
 
 import base64
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from ..config.tables import read_table
 from ..hardware import node_types
 from ..process.install_paths import ROOT
 from .template_inputs import Inputs, pairs
-from .template_parts import Resource, Resources, after, attribute, ref, resource, subnet
+from .template_parts import Resource, Resources, attribute, fixed, ref, resource, subnet
 from .template_storage import makes_file_system
 
 
@@ -102,6 +102,8 @@ SCRIPTS = ROOT / "scripts"
 PAIR = "KeyPair"
 HEAD_GIB = 100  # GiB of the head's disk
 NODE = "Node"  # prefix of a node's logical id
+# Logical id and type of the machine that builds the Python environment before the nodes exist
+BUILDER, BUILDER_TYPE = "Builder", "c7i.xlarge"
 
 
 def capacity_of(config: Config) -> str:
@@ -123,7 +125,25 @@ def machines(config: Config, inputs: Inputs, tags: dict[str, str]) -> Resources:
     if makes_file_system(config):  # takes ten minutes, during which nodes would cost money
         found["Template"]["DependsOn"] = "FileSystem"
     found |= {f"{NODE}{slot}": _node(config, slot) for slot in inputs.slots}
+    found |= _builder(config, inputs, tags) if inputs.builds else {}
     return found | (_head(config, inputs, tags) if config.fleet.aws.bastion_type else {})
+
+
+def builds_first(config: Config) -> bool:
+    """Returns whether a cheap machine builds the Python environment before the nodes exist. It
+    needs a file system that outlives the machine, and pays only for nodes with accelerators.
+    """
+    row = node_types.instance(config.fleet.instance_type)
+    return bool(row and row.accelerator and makes_file_system(config) and not config.fleet.python)
+
+
+def _builder(config: Config, inputs: Inputs, tags: dict[str, str]) -> Resources:
+    """Makes that machine, from the nodes' image: the environment is for their Python."""
+    aws = replace(config.fleet.aws, capacity="on-demand", reservation=None)
+    fleet = replace(config.fleet, instance_type=BUILDER_TYPE, spot=False, aws=aws)
+    own = replace(config, fleet=fleet)
+    data = _node_data(own, replace(inputs, plain="yes", group=None), tags)
+    return {"BuilderTemplate": _template(data, tags)} | fixed("builder", FLEET=config.fleet_name)
 
 
 def together(config: Config) -> Resources:
@@ -243,18 +263,7 @@ def _head(config: Config, inputs: Inputs, tags: dict[str, str]) -> Resources:
             "DeleteOnTermination": True,
         }
     ]
-    head = resource(
-        "AWS::EC2::Instance",
-        LaunchTemplate=newest("HeadTemplate"),
-        Tags=pairs({"Name": f"{config.fleet_name}-head"}),
-    )
-    return {
-        "HeadTemplate": _template(data, tags),
-        "Head": after("PublicWay", head),
-        "HeadAddress": after(
-            "GatewayOfVpc", resource("AWS::EC2::EIP", Domain="vpc", InstanceId=ref("Head"))
-        ),
-    }
+    return {"HeadTemplate": _template(data, tags)} | fixed("head", FLEET=config.fleet_name)
 
 
 def user_data(config: Config) -> str:

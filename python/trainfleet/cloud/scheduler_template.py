@@ -31,10 +31,9 @@ from .template_parts import (
     AGENT,
     Resources,
     allow,
-    another_zone,
     attribute,
+    fixed,
     keys,
-    lustre_in,
     network,
     pulls,
     ref,
@@ -48,6 +47,7 @@ from .template_storage import file_system, logs, makes_file_system
 
 GRACE = 110  # seconds from SIGTERM to SIGKILL, for ranks to save a checkpoint and exit
 TASKS_OWN = 1  # network interfaces that ECS adds on card 0 for a task of a multi-node job
+SUBNET = "AWS::EC2::Subnet"
 # Root device, and its least size in GiB: ECS pulls training images, which are large, to it.
 ROOT, DISK = ("/dev/xvda", 300)
 BOUNDARY = "==TRAINFLEET=="
@@ -80,7 +80,7 @@ def template(config: Config, inputs: Inputs, scheduler: str) -> dict[str, Any]:
     if "Log" in made:
         values["LogGroup"] = ref("Log")
     if SCHEDULERS[scheduler].by_ssh:
-        subnets = [name for name in made if name.endswith("Subnet")]
+        subnets = [name for name in made if made[name]["Type"] == SUBNET]
         values |= {name.removesuffix("Subnet"): ref(name) for name in subnets}
     if "FileSystem" in made:
         values |= {name: attribute("FileSystem", name) for name in ("DNSName", "LustreMountName")}
@@ -191,18 +191,16 @@ def parallelcluster(config: Config, inputs: Inputs) -> Resources:
     if "PublicSubnet" in made:
         made["PublicSubnet"]["Properties"]["MapPublicIpOnLaunch"] = True
         others = [zone for zone in zones if zone != inputs.zone]
-        made |= {
-            name: entry
-            for number, zone in enumerate(others, 1)
-            for name, entry in another_zone(number, zone).items()
-        }
+        for number, zone in enumerate(others, 1):
+            where = {"NAME": f"Private{number}", "THIRD": f"{16 * number}", "ZONE": zone}
+            made |= fixed("another zone", **where)
     if len(zones) < 2 or not makes_file_system(config):
         return made
     # ParallelCluster creates no file system for subnets in several zones.
     aws = replace(config.fleet.aws, bastion_type=None, allow_ssh_from=())
     fsx = replace(config.fleet.fsx, s3_export=config.fleet.fsx.s3_export and bool(aws.bucket))
     own = replace(config, fleet=replace(config.fleet, aws=aws, fsx=fsx))
-    return made | walls(own, inputs) | file_system(own, inputs) | {"WallFromNodes": lustre_in()}
+    return made | walls(own, inputs) | file_system(own, inputs) | fixed("lustre")
 
 
 NETWORK = "parallelcluster"

@@ -17,7 +17,7 @@ from ..config.tables import read_table
 from ..config.tokenizing import tokenizing
 from ..config.types import Fsx, Queue
 from ..plan.estimate import Bill, BillStage
-from .instances import HEAD_GIB, capacity_of
+from .instances import HEAD_GIB, builds_first, capacity_of
 from .prices import GB, GIB_MONTH, OF_SAGEMAKER, TABLE, Price, Prices, by_table, of
 from .template_storage import has_file_system, makes_file_system
 
@@ -67,14 +67,15 @@ class Spending:
 
 def of_ec2(config: Config, prices: Prices | None = None, zone: str = "") -> Spending:
     """Prices a stack of EC2 instances, which are paid for from their creation."""
-    fleet, kind = config.fleet, config.fleet.node_type
+    fleet, kind, first = config.fleet, config.fleet.node_type, builds_first(config)
     before = {
         "file system": has_file_system(config),
+        "builder": first,
         "stack": True,
         "host keys": True,
         fleet.device: fleet.device in STAGES,
         "efa": kind and kind.efa and fleet.nodes > 1,
-        "python": not fleet.python,
+        "python": not fleet.python and not first,
         "start": True,
     }
     rows = tuple(_ec2_rows(config, prices or by_table(), zone))

@@ -22,6 +22,7 @@ ELSEWHERE = re.compile(
     r"not supported in your requested Availability Zone|is not supported in the.*zone|Unsupported",
     re.IGNORECASE,
 )
+LACKS_CAPACITY = "InsufficientCapacity"  # code of the error if a zone has no capacity
 MEANINGS = read_table(Path(__file__).with_name("stack_errors.yaml"))
 
 
@@ -46,7 +47,7 @@ def explain(event: StackEvent | None, what: str, where: str) -> CloudError:
     if is_capacity(event.reason):
         why = f"AWS has no capacity for this instance type now: {said}"
         then = "set other fleet.aws.zones, try later, or use a reservation (fleet.aws.capacity)"
-        return CloudError(what, where=where, why=why, next=then, code="InsufficientCapacity")
+        return CloudError(what, where=where, why=why, next=then, code=LACKS_CAPACITY)
     why = f"{event.logical}, {kind}: {said}"
     then = "fix what AWS reports, then run make setup again"
     for row in MEANINGS:

@@ -65,6 +65,7 @@ class Inputs:
     scheduler          a key of SCHEDULERS
     tokenizing         the machine image of data.tokenize_instance_type, if it is set
     kept               whether to keep only resources that hold data, and their network
+    builds             whether the stack has a cheap machine that builds the Python environment
     """
 
     region: str
@@ -80,6 +81,7 @@ class Inputs:
     group: str | None = None
     has_bucket: bool = False
     kept: bool = False
+    builds: bool = False
     partition: str = "aws"
     plain: str = "no"
     scheduler: str = ""

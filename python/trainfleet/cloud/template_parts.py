@@ -6,6 +6,7 @@ only SSM, the config's buckets, its images and its log.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,10 @@ from .template_inputs import Inputs, bucket_of
 Resource = dict[str, Any]
 Resources = dict[str, Resource]
 
-WHOLE, PUBLIC, PRIVATE = "10.0.0.0/16", "10.0.0.0/24", "10.0.128.0/17"
-# Private subnets in other zones: 10.0.16.0/20, 10.0.32.0/20 ... No region has more than six zones.
-OTHERS, OTHERS_BITS = 16, 20
-ANYWHERE, SSH = "0.0.0.0/0", 22
+ANYWHERE = "0.0.0.0/0"
 LUSTRE_PORTS = 988, 1023  # first and last of Lustre's TCP ports
 AGENT = "AmazonSSMManagedInstanceCore"  # AWS's managed policy for machines with an SSM agent
+RESOURCES: dict[str, Resources] = read_table(Path(__file__).with_name("template_resources.yaml"))
 ROLE_ACTIONS: dict[str, list[str]] = read_table(Path(__file__).with_name("role_actions.yaml"))
 
 
@@ -40,11 +39,6 @@ def resource(kind: str, **properties: Any) -> Resource:
     return {"Type": kind, "Properties": properties}
 
 
-def after(name: str, made: Resource) -> Resource:
-    """Returns the resource with a dependency on the resource of this name."""
-    return {**made, "DependsOn": name}
-
-
 def vpc(config: Config) -> Any:
     """Returns the VPC's id, or a reference to the stack's VPC."""
     return config.fleet.aws.vpc or ref("Vpc")
@@ -55,6 +49,15 @@ def subnet(inputs: Inputs) -> Any:
     return inputs.subnet or ref("PrivateSubnet")
 
 
+def fixed(name: str, **values: str) -> Resources:
+    """Returns resources of template_resources.yaml, with the values in place of their words."""
+    text = json.dumps(RESOURCES[name])
+    for word, value in values.items():
+        text = text.replace(word, value)
+    found: Resources = json.loads(text)
+    return found
+
+
 def network(config: Config, inputs: Inputs) -> Resources:
     """Makes the network; empty if the config names a VPC.
 
@@ -62,141 +65,21 @@ def network(config: Config, inputs: Inputs) -> Resources:
     """
     if config.fleet.aws.vpc:
         return {}
-    private = {
-        "Vpc": resource(
-            "AWS::EC2::VPC", CidrBlock=WHOLE, EnableDnsSupport=True, EnableDnsHostnames=True
-        ),
-        "PrivateSubnet": resource(
-            "AWS::EC2::Subnet", VpcId=ref("Vpc"), CidrBlock=PRIVATE, AvailabilityZone=ref("Zone")
-        ),
-        "PrivateRoutes": resource("AWS::EC2::RouteTable", VpcId=ref("Vpc")),
-        "PrivateRoutesOfSubnet": _of_subnet("Private"),
-        "S3Endpoint": resource(
-            "AWS::EC2::VPCEndpoint",
-            VpcId=ref("Vpc"),
-            VpcEndpointType="Gateway",
-            ServiceName=f"com.amazonaws.{inputs.region}.s3",
-            RouteTableIds=[ref("PrivateRoutes")],
-        ),
-    }
-    return private if inputs.kept else private | _way_out()
-
-
-def _way_out() -> Resources:
-    """Makes the public subnet with the NAT gateway, the private nodes' way to the Internet."""
-    address = attribute("NatAddress", "AllocationId")
-    return {
-        "Gateway": resource("AWS::EC2::InternetGateway"),
-        "GatewayOfVpc": resource(
-            "AWS::EC2::VPCGatewayAttachment", VpcId=ref("Vpc"), InternetGatewayId=ref("Gateway")
-        ),
-        "PublicSubnet": resource(
-            "AWS::EC2::Subnet", VpcId=ref("Vpc"), CidrBlock=PUBLIC, AvailabilityZone=ref("Zone")
-        ),
-        "PublicRoutes": resource("AWS::EC2::RouteTable", VpcId=ref("Vpc")),
-        "PublicRoutesOfSubnet": _of_subnet("Public"),
-        "PublicWay": after("GatewayOfVpc", _route("Public", GatewayId=ref("Gateway"))),
-        "NatAddress": after("GatewayOfVpc", resource("AWS::EC2::EIP", Domain="vpc")),
-        "Nat": after(
-            "PublicWay",
-            resource("AWS::EC2::NatGateway", SubnetId=ref("PublicSubnet"), AllocationId=address),
-        ),
-        "PrivateWay": _route("Private", NatGatewayId=ref("Nat")),
-    }
-
-
-def another_zone(number: int, zone: str) -> Resources:
-    """Makes a private subnet in another zone, which uses the first zone's NAT gateway."""
-    name = f"Private{number}"
-    made = resource(
-        "AWS::EC2::Subnet",
-        VpcId=ref("Vpc"),
-        CidrBlock=f"10.0.{OTHERS * number}.0/{OTHERS_BITS}",
-        AvailabilityZone=zone,
-    )
-    return {f"{name}Subnet": made, f"{name}RoutesOfSubnet": _of_subnet(name, "Private")}
-
-
-def lustre_in() -> Resource:
-    """Makes the rule that opens the file system to the whole network, on Lustre's ports."""
-    first, last = LUSTRE_PORTS
-    return resource(
-        "AWS::EC2::SecurityGroupIngress",
-        GroupId=ref("Wall"),
-        IpProtocol="tcp",
-        FromPort=first,
-        ToPort=last,
-        CidrIp=WHOLE,
-        Description="Lustre, from the cluster's nodes",
-    )
-
-
-def _route(name: str, **way: Any) -> Resource:
-    return resource(
-        "AWS::EC2::Route", RouteTableId=ref(f"{name}Routes"), DestinationCidrBlock=ANYWHERE, **way
-    )
-
-
-def _of_subnet(name: str, routes: str = "") -> Resource:
-    kind, table = "AWS::EC2::SubnetRouteTableAssociation", f"{routes or name}Routes"
-    return resource(kind, SubnetId=ref(f"{name}Subnet"), RouteTableId=ref(table))
+    private = fixed("private", REGION=inputs.region)
+    return private if inputs.kept else private | fixed("way out")
 
 
 def walls(config: Config, inputs: Inputs) -> Resources:
-    """Makes the security groups.
-
-    EFA needs a group that allows all traffic to and from itself. A rule for all outgoing traffic is
-    not enough.
-    """
-    text = f"trainfleet {config.fleet_name}: nodes and file system, open to each other"
-    out = [{"IpProtocol": "-1", "CidrIp": ANYWHERE, "Description": "packages, images, S3, SSM"}]
-    group: dict[str, Any] = {
-        "GroupId": ref("Wall"),
-        "IpProtocol": "-1",
-        "Description": "EFA, Lustre and the ranks themselves",
-    }
-    found = {
-        "Wall": resource(
-            "AWS::EC2::SecurityGroup",
-            VpcId=vpc(config),
-            GroupDescription=text,
-            SecurityGroupEgress=out,
-        ),
-        "WallIn": resource(
-            "AWS::EC2::SecurityGroupIngress", **group, SourceSecurityGroupId=ref("Wall")
-        ),
-        "WallOut": resource(
-            "AWS::EC2::SecurityGroupEgress", **group, DestinationSecurityGroupId=ref("Wall")
-        ),
-    }
-    aws = config.fleet.aws
-    if inputs.kept:
-        return found
-    if aws.bastion_type:
-        text = f"trainfleet {config.fleet_name}: the head node"
-        way = _ssh("Wall", "the head node") | {"SourceSecurityGroupId": ref("HeadWall")}
-        found["HeadWall"] = resource(
-            "AWS::EC2::SecurityGroup",
-            VpcId=vpc(config),
-            GroupDescription=text,
-            SecurityGroupEgress=out,
-        )
-        found["WallFromHead"] = resource("AWS::EC2::SecurityGroupIngress", **way)
-    outer = "HeadWall" if aws.bastion_type else "Wall"
-    for number, addresses in enumerate(aws.allow_ssh_from):
-        way = _ssh(outer, "you") | {"CidrIp": addresses}
-        found[f"SshFrom{number}"] = resource("AWS::EC2::SecurityGroupIngress", **way)
+    """Makes the security groups, and the rules that open SSH."""
+    aws, title = config.fleet.aws, f"trainfleet {config.fleet_name}"
+    found, outer = fixed("walls", TITLE=title), "Wall"
+    if aws.bastion_type and not inputs.kept:
+        found, outer = found | fixed("head wall", TITLE=title), "HeadWall"
+    for number, addresses in enumerate(() if inputs.kept else aws.allow_ssh_from):
+        found |= fixed("ssh", NUMBER=str(number), GROUP=outer, ADDRESSES=addresses)
+    for name in {"Wall", outer}:
+        found[name]["Properties"]["VpcId"] = vpc(config)
     return found
-
-
-def _ssh(group: str, whom: str) -> dict[str, Any]:
-    return {
-        "GroupId": ref(group),
-        "IpProtocol": "tcp",
-        "FromPort": SSH,
-        "ToPort": SSH,
-        "Description": f"SSH from {whom}",
-    }
 
 
 def written(config: Config, inputs: Inputs) -> set[str]:

@@ -22,7 +22,7 @@ from ..config.types import Fsx
 from ..hardware import node_types
 from ..trust.untrusted_input import show
 from .template_inputs import Inputs, bucket_of, slug
-from .template_parts import Resource, Resources, attribute, ref, resource, subnet
+from .template_parts import Resource, Resources, attribute, fixed, ref, resource, subnet
 
 LUSTRE = "2.15"  # CloudFormation's default is 2.10, which has no links to S3
 # keys of fleet.fsx for a new file system
@@ -33,7 +33,7 @@ EFA_STEPS = {125: 38400, 250: 19200, 500: 9600, 1000: 4800}
 STEP = 2400  # GiB of which the size must be a multiple without EFA
 # Data is never deleted with its stack.
 KEPT = {"DeletionPolicy": "RetainExceptOnCreate", "UpdateReplacePolicy": "Retain"}
-LOG_DAYS, PART_DAYS = 30, 7  # days until log events, and parts of unfinished uploads, expire
+LOG_DAYS = 30  # days until log events expire
 
 
 def makes_file_system(config: Config) -> bool:
@@ -93,30 +93,8 @@ def bucket(config: Config, inputs: Inputs) -> Resources:
     """
     if config.fleet.aws.bucket or inputs.has_bucket:
         return {}
-    parts = {
-        "Id": "parts",
-        "Status": "Enabled",
-        "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": PART_DAYS},
-    }
-    encryption = {"ServerSideEncryptionByDefault": {"SSEAlgorithm": "AES256"}}
-    shut = dict.fromkeys(
-        ("BlockPublicAcls", "BlockPublicPolicy", "IgnorePublicAcls", "RestrictPublicBuckets"), True
-    )
     name = bucket_of(config, inputs)
-    made = resource(
-        "AWS::S3::Bucket",
-        BucketName=name,
-        BucketEncryption={"ServerSideEncryptionConfiguration": [encryption]},
-        PublicAccessBlockConfiguration=shut,
-        OwnershipControls={"Rules": [{"ObjectOwnership": "BucketOwnerEnforced"}]},
-        LifecycleConfiguration={"Rules": [parts]},
-    )
-    arn = f"arn:{inputs.partition}:s3:::{name}"
-    deny = {"Effect": "Deny", "Principal": "*", "Action": "s3:*", "Resource": [arn, f"{arn}/*"],
-            "Condition": {"Bool": {"aws:SecureTransport": "false"}}}  # fmt: skip
-    policy = {"Version": "2012-10-17", "Statement": [deny]}
-    owned = resource("AWS::S3::BucketPolicy", Bucket=ref("Bucket"), PolicyDocument=policy)
-    return {"Bucket": made | KEPT, "BucketPolicy": owned | KEPT}
+    return fixed("bucket", BUCKET=name, ARN=f"arn:{inputs.partition}:s3:::{name}")
 
 
 def file_system(config: Config, inputs: Inputs) -> Resources:

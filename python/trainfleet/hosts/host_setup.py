@@ -43,10 +43,12 @@ class Survey:
     findings: tuple[Finding, ...]
 
 
-def main(config: Config, whole: bool = True) -> int:
-    """Runs the setup and returns 0 if every host is ready. See install_steps.Wanted for `whole`."""
+def main(config: Config, whole: bool = True, temporary: bool = False) -> int:
+    """Runs the setup and returns 0 if every host is ready. See install_steps.Wanted for `whole` and
+    `temporary`.
+    """
     began = time.monotonic()
-    wanted = replace(wanted_of(config), whole=whole)
+    wanted = replace(wanted_of(config), whole=whole, temporary=temporary)
     with open_fleet(config) as transport:
         found = survey(transport, config, wanted)
         # A jump host's key comes first; the hosts behind it show their keys in the next round.

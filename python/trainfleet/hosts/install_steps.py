@@ -64,12 +64,14 @@ class Wanted:
     """The wanted state of the fleet, from its config and platform.
 
     `whole` includes the parts that a node needs to train. It is false for a machine that is only
-    the entry point to the nodes.
+    the entry point to the nodes. `temporary` marks a machine that only builds the Python
+    environment, so it gets no SSH key for the nodes.
     """
 
     config: Config
     platform: PinnedPlatform
     whole: bool = True
+    temporary: bool = False
 
     @property
     def fleet(self) -> Fleet:
@@ -410,6 +412,7 @@ ON_NODES: tuple[Operation, ...] = (
     access,
 )
 ON_HEAD: tuple[Operation, ...] = (shared_folder, python, key)
+ON_BUILDER: tuple[Operation, ...] = (lustre, build_tools, fsx, shared_folder, python)
 
 
 def public_key(facts: Facts) -> str:
@@ -420,6 +423,7 @@ def public_key(facts: Facts) -> str:
 def steps(facts: Facts, wanted: Wanted, *, head: bool) -> tuple[InstallStep, ...]:
     """Returns all missing steps of this node in execution order."""
     operations = (ON_NODES if wanted.whole else (build_tools,)) + (ON_HEAD if head else ())
+    operations = ON_BUILDER if wanted.temporary else operations
     found = [step for operation in operations for step in operation(facts, wanted)]
     return tuple(sorted(found, key=lambda step: PHASES.index(step.phase)))
 

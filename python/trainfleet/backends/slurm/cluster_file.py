@@ -55,34 +55,10 @@ CHANGES = ["NEW", "CHANGED", "DELETED"]
 # modules.
 CLOSED = "proprietary"
 # Mount points that ParallelCluster refuses (its ReservedMountDirValidator).
-RESERVED = {
-    f"/{name}"
-    for name in (
-        "bin",
-        "boot",
-        "dev",
-        "etc",
-        "home",
-        "lib",
-        "lib64",
-        "media",
-        "mnt",
-        "opt",
-        "opt/intel",
-        "opt/parallelcluster",
-        "opt/parallelcluster/shared",
-        "opt/slurm",
-        "proc",
-        "root",
-        "run",
-        "sbin",
-        "srv",
-        "sys",
-        "tmp",
-        "usr",
-        "var",
-    )
-}
+RESERVED = re.compile(
+    "/(bin|boot|dev|etc|home|lib|lib64|media|mnt|opt|opt/intel|opt/parallelcluster|"
+    "opt/parallelcluster/shared|opt/slurm|proc|root|run|sbin|srv|sys|tmp|usr|var)"
+)
 
 
 def queues_of(config: Config) -> tuple[Queue, ...]:
@@ -555,5 +531,5 @@ def _refuse_storage(config: Config) -> Iterator[tuple[str, str]]:
             f"{fsx.dns_name}: it must begin with the file system's id, like "
             "fs-0123456789abcdef0.fsx...",
         )
-    if (makes or fsx.dns_name) and fsx.mount_point.rstrip("/") in RESERVED:
+    if (makes or fsx.dns_name) and RESERVED.fullmatch(fsx.mount_point.rstrip("/")):
         yield "fleet.fsx.mount_point", f"{fsx.mount_point} is reserved; use for example /fsx"

@@ -166,22 +166,11 @@ def _command(id_: str, link: dict[str, Any], region: str) -> str:
     """Returns the command that links a folder of a file system to S3."""
     kind = next(kind for kind in ("AutoImportPolicy", "AutoExportPolicy") if kind in link)
     policy = f"{kind}={{Events=[{','.join(link[kind])}]}}"
-    words = [
-        "aws",
-        "fsx",
-        "create-data-repository-association",
-        "--region",
-        region,
-        "--file-system-id",
-        id_,
-        "--file-system-path",
-        link["FileSystemPath"],
-        "--data-repository-path",
-        link["DataRepositoryPath"],
-        "--s3",
-        policy,
-    ]
-    return shlex.join(words)
+    asked = f"aws fsx create-data-repository-association --region {region} --file-system-id {id_}"
+    folders = shlex.join(
+        [link["FileSystemPath"], "--data-repository-path", link["DataRepositoryPath"]]
+    )
+    return f"{asked} --file-system-path {folders} --s3 {shlex.quote(policy)}"
 
 
 def open_to_network(calls: Calls, row: Row) -> None:

@@ -30,6 +30,7 @@ from ...cloud.scheduler_template import NETWORK
 from ...cloud.sweep import Sweep
 from ...cloud.template_inputs import Inputs, cluster_name, own_tags, pairs
 from ...config import Config
+from ...config.tables import read_table
 from ...plan.job import Artifact
 from ...storage import s3
 from ...trust.errors import BackendError
@@ -46,23 +47,7 @@ INSTALL = (
     "run pipx install aws-parallelcluster; it also needs Node.js "
     "(docs.aws.amazon.com/parallelcluster/latest/ug/install-v3.html)"
 )
-# Readable names of CloudFormation's resource types.
-KINDS = {
-    "AWS::CloudFormation::Stack": "the cluster",
-    "AWS::EC2::Instance": "the head node",
-    "AWS::FSx::FileSystem": "the file system",
-    "AWS::EC2::SecurityGroup": "a security group",
-    "AWS::IAM::Role": "a role",
-    "AWS::IAM::InstanceProfile": "an instance profile",
-    "AWS::EC2::LaunchTemplate": "a launch template",
-    "AWS::CloudFormation::WaitCondition": "the head node's setup",
-    "AWS::EC2::PlacementGroup": "a placement group",
-    "AWS::FSx::DataRepositoryAssociation": "a link from the file system to S3",
-    "AWS::DynamoDB::Table": "the node table",
-    "AWS::Logs::LogGroup": "the logs",
-    "AWS::Lambda::Function": "a cleanup function",
-    "AWS::Route53::HostedZone": "the nodes' DNS names",
-}
+KINDS: dict[str, str] = read_table(Path(__file__).with_name("cluster_kinds.yaml"))
 
 
 @dataclass(frozen=True)
