@@ -66,13 +66,13 @@ def interfaces(name: str, tasks: int = 0) -> tuple[Interface, ...]:
 
 
 def addresses(name: str) -> int:
-    """Returns how many addresses of its subnet a node takes."""
+    """Returns the number of subnet addresses that a node uses."""
     return sum(interface.kind != "efa-only" for interface in interfaces(name))
 
 
 @dataclass(frozen=True)
 class Quota:
-    """A quota: its code and name in Service Quotas."""
+    """A quota's code and name in Service Quotas."""
 
     code: str
     name: str
@@ -138,7 +138,9 @@ def builds_first(config: Config) -> bool:
 
 
 def _builder(config: Config, inputs: Inputs, tags: dict[str, str]) -> Resources:
-    """Makes that machine, from the nodes' image: the environment is for their Python."""
+    """Creates the machine that builds the Python environment. It boots the nodes' image, because
+    the environment must fit their Python.
+    """
     aws = replace(config.fleet.aws, capacity="on-demand", reservation=None)
     fleet = replace(config.fleet, instance_type=BUILDER_TYPE, spot=False, aws=aws)
     own = replace(config, fleet=fleet)

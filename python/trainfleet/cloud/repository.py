@@ -25,7 +25,7 @@ GONE = "RepositoryNotFoundException"
 
 
 def held_as(config: str, image: str) -> str:
-    """Returns the tag by which a config holds an image; ECR allows 128 characters."""
+    """Returns the tag that holds an image for a config. ECR allows 128 characters."""
     return f"{slug(config)}.{image}"
 
 

@@ -184,8 +184,10 @@ def of_a_start(config: Config, inputs: Inputs) -> list[dict[str, Any]]:
 
 
 def parallelcluster(config: Config, inputs: Inputs) -> Resources:
-    """Makes a cluster's network. The public subnet gives the head its public address, because
+    """Creates a cluster's network. The public subnet assigns the head's public address, because
     ParallelCluster does not.
+
+    With several zones, the network includes the file system.
     """
     made, zones = network(config, inputs), config.fleet.aws.zones
     if "PublicSubnet" in made:
@@ -271,7 +273,7 @@ def _data(config: Config, inputs: Inputs, tags: dict[str, str]) -> dict[str, Any
 
 
 def user_data(config: Config) -> str:
-    """Writes the script that an instance runs before it takes jobs, as a multi-part MIME message,
+    """Returns the script that an instance runs before it accepts jobs, as a multipart MIME message
     to which Batch adds a part.
     """
     lines = [

@@ -1,4 +1,4 @@
-"""Explains why a stack could not be made: what CloudFormation's reason means, and what to do."""
+"""Explains why a stack could not be created, and suggests the next step."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def words_of(reason: str) -> str:
 
 
 def is_capacity(reason: str) -> bool:
-    """Tells whether the zone lacks capacity or the type, which another zone may have."""
+    """Returns whether the zone lacks capacity or the type, in which case another zone may help."""
     return bool(CAPACITY.search(reason) or ELSEWHERE.search(reason))
 
 

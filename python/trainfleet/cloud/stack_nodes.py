@@ -47,8 +47,8 @@ BROKEN = (
 
 @dataclass(frozen=True)
 class StackNode:
-    """One of our instances: its slot (None: the head; BUILDER_SLOT: the machine that builds the
-    Python environment), id, state, zone and addresses.
+    """One of our instances: slot (None: the head; BUILDER_SLOT: the machine that builds the Python
+    environment), ID, state, zone and addresses.
     """
 
     slot: int | None
@@ -122,7 +122,9 @@ class FleetStack:
         return [node for node in self._running() if node.slot == BUILDER_SLOT]
 
     def begun(self) -> bool:
-        """Returns whether the stack has no nodes yet, and a machine for the Python environment."""
+        """Returns whether the stack has a machine that builds the Python environment, and no nodes
+        yet.
+        """
         return (
             builds_first(self.config)
             and any(
@@ -290,7 +292,7 @@ class FleetStack:
     def _wanted(
         self, bad: Collection[str]
     ) -> tuple[tuple[int, ...], tuple[int, ...], list[StackNode]]:
-        """Returns the wanted slots, the existing ones, and the instances in them."""
+        """Returns the desired slots, the existing slots, and the instances in them."""
         everyone = [node for node in self.everyone() if node.slot is not None]
         lost = {node.slot for node in everyone if node.id in bad or node.state not in GOOD}
         keep = [node.slot for node in everyone if node.slot is not None and node.slot not in lost]
@@ -338,7 +340,7 @@ class FleetStack:
         return f"cloudformation in {self.calls.region}"
 
     def await_nodes(self, builder: bool = False) -> list[StackNode]:
-        """Waits until the config's number of nodes run, or the machine that builds the Python
+        """Waits until all of the config's nodes are running, or the machine that builds the Python
         environment. Raises CloudError on timeout.
         """
         deadline = clock.now() + UP_IN
@@ -377,7 +379,7 @@ class FleetStack:
         return stay
 
     def _reduce(self, say: Say) -> bool:
-        """Reduces the stack to its data and their network; tells whether it succeeded."""
+        """Reduces the stack to its data and their network. Returns whether it succeeded."""
         try:
             state = self.stack.look()
             if state and state.busy:

@@ -74,8 +74,8 @@ class Sweep:
         return state
 
     def _try(self, id_: str, act: Callable[[], object]) -> bool:
-        """Does one step; tells whether it succeeded. `troubles` gets the reason if it is denied or
-        must be tried again.
+        """Performs one step and returns whether it succeeded. If the step is denied or must be
+        retried, records the reason in `troubles`.
         """
         try:
             act()
@@ -139,7 +139,9 @@ def _is_going(one: OwnedResource) -> bool:
 
 
 def strangers(calls: Calls, found: Iterable[OwnedResource]) -> list[str]:
-    """Returns a line for each foreign network interface in our VPCs, which prevents deletion."""
+    """Returns one line per foreign network interface in our VPCs, because such interfaces block the
+    deletion.
+    """
     said = []
     for vpc in (one for one in found if one.kind == "VPC"):
         filters = [{"Name": "vpc-id", "Values": [vpc.id]}]

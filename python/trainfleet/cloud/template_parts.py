@@ -50,7 +50,7 @@ def subnet(inputs: Inputs) -> Any:
 
 
 def fixed(name: str, **values: str) -> Resources:
-    """Returns resources of template_resources.yaml, with the values in place of their words."""
+    """Returns resources from template_resources.yaml, with `values` in place of placeholders."""
     text = json.dumps(RESOURCES[name])
     for word, value in values.items():
         text = text.replace(word, value)
@@ -70,7 +70,7 @@ def network(config: Config, inputs: Inputs) -> Resources:
 
 
 def walls(config: Config, inputs: Inputs) -> Resources:
-    """Makes the security groups, and the rules that open SSH."""
+    """Creates the security groups and the rules that open SSH."""
     aws, title = config.fleet.aws, f"trainfleet {config.fleet_name}"
     found, outer = fixed("walls", TITLE=title), "Wall"
     if aws.bastion_type and not inputs.kept:
@@ -165,14 +165,14 @@ def keys(config: Config, inputs: Inputs) -> Iterator[dict[str, Any]]:
 def allow(
     access: str, resources: list[Any], conditions: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Returns a statement with the actions of a row of role_actions.yaml."""
+    """Returns a statement that allows the actions in a row of role_actions.yaml."""
     return statement(ROLE_ACTIONS[access], resources, conditions)
 
 
 def statement(
     actions: list[str], resources: list[Any], conditions: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Returns a policy's statement that allows the actions."""
+    """Returns a policy statement that allows the actions."""
     allowed = {"Effect": "Allow", "Action": actions, "Resource": resources}
     return allowed | ({"Condition": conditions} if conditions else {})
 
