@@ -281,7 +281,7 @@ class CloudFormationStack:
         yield from reversed(news)
 
     def _catch_up(self) -> None:
-        """Skips past events, so that `follow` shows only new ones."""
+        """Skips existing events, so that `follow` shows only new ones."""
         if self.look():
             list(self._news(self.name))
 

@@ -50,7 +50,7 @@ def zones(config: Config, calls: Calls) -> list[str]:
 
 
 def _offering(type_: str, key: str, calls: Calls) -> list[str]:
-    """Returns the zones that offer a type. Raises ConfigError if the region has none.
+    """Returns the zones that offer a type. Raises ConfigError if no zone does.
 
     `key`: the type's key in the config.
     """
@@ -145,7 +145,9 @@ def _for_tokenizing(config: Config, calls: Calls, scheduler: str) -> str:
 
 
 def placeholders(config: Config, region: str) -> Inputs:
-    """Returns a template's inputs without an account: the config's values, and zeros otherwise."""
+    """Returns a template's inputs without an account: values from the config, and zeros for the
+    rest.
+    """
     aws = config.fleet.aws
     return Inputs(
         region,

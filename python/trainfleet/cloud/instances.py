@@ -113,7 +113,7 @@ def capacity_of(config: Config) -> str:
 
 
 def machines(config: Config, inputs: Inputs, tags: dict[str, str]) -> Resources:
-    """Makes the nodes and the head, with launch templates, placement group and key pair."""
+    """Builds the nodes and the head, with launch templates, placement group and key pair."""
     found = {} if inputs.plain == "yes" else together(config)
     if not config.fleet.aws.key_pair and inputs.public_key:
         # The time makes the name unique, because an earlier stack may have left a key pair.
@@ -149,13 +149,13 @@ def _builder(config: Config, inputs: Inputs, tags: dict[str, str]) -> Resources:
 
 
 def together(config: Config) -> Resources:
-    """Makes the placement group; empty for reserved machines, which their reservation places."""
+    """Builds the placement group, or {} for reserved machines, which their reservation places."""
     is_made = capacity_of(config) in ("on-demand", "spot")
     return {"Together": resource("AWS::EC2::PlacementGroup", Strategy="cluster")} if is_made else {}
 
 
 def placement(config: Config, inputs: Inputs) -> Any:
-    """Returns the nodes' placement group: the reservation's, the stack's, or None."""
+    """Returns the nodes' placement group (the reservation's or the stack's), or None."""
     return inputs.group or (ref("Together") if together(config) and inputs.plain == "no" else None)
 
 
@@ -192,7 +192,7 @@ def _node_data(config: Config, inputs: Inputs, tags: dict[str, str]) -> dict[str
 
 
 def reserved(config: Config) -> dict[str, Any]:
-    """Returns the launch template's keys for a reservation or capacity block; empty without one."""
+    """Returns the launch template's keys for a reservation or capacity block, or {} without one."""
     capacity, data = capacity_of(config), dict[str, Any]()
     if capacity == "block":
         data["InstanceMarketOptions"] = {"MarketType": "capacity-block"}
@@ -218,8 +218,8 @@ def _common(
 
 
 def hardened(root: Any, volume: int, tags: dict[str, str]) -> dict[str, Any]:
-    """Returns the keys of every launch template for security and tags: tokens for the metadata
-    service, an encrypted volume, tags on the instance's resources.
+    """Returns the security settings and tags of every launch template: metadata service tokens, an
+    encrypted volume, and tags on the instance's resources.
     """
     disk = {
         "VolumeSize": volume,
@@ -255,7 +255,7 @@ def _template(data: dict[str, Any], tags: dict[str, str]) -> Resource:
 
 
 def _head(config: Config, inputs: Inputs, tags: dict[str, str]) -> Resources:
-    """Makes the head: a machine with a public address, through which SSH reaches the nodes."""
+    """Builds the head, a machine with a public address through which SSH reaches the nodes."""
     data = _common(config, inputs, tags, config.fleet.aws.bastion_type or "", HEAD_GIB, "Head")
     data["NetworkInterfaces"] = [
         {
@@ -269,9 +269,9 @@ def _head(config: Config, inputs: Inputs, tags: dict[str, str]) -> Resources:
 
 
 def user_data(config: Config) -> str:
-    """Returns the script of a node's first boot, which only starts the dead man's timer.
+    """Returns the first-boot script of a node, which only starts the dead man's timer.
 
-    `make setup` does the rest, because it can check each step and try again.
+    `make setup` does the rest, because it can check and retry each step.
     """
     fleet = config.fleet
     hours = "-" if fleet.max_lifetime_hours is None else f"{fleet.max_lifetime_hours:g}"

@@ -102,7 +102,7 @@ def surely(calls: Calls, config: str | None) -> list[OwnedResource]:
 
 
 def require_seen(found: Iterable[OwnedResource], region: str, verb: str) -> None:
-    """Raises CloudError if there are kinds that these credentials may not list."""
+    """Raises CloudError if these credentials may not list some kinds of resources."""
     if rows := [f"  {one.line()}" for one in found if not one.id]:
         what = "\n".join([f"there may be more trainfleet resources in {region}", *rows])
         then = f"allow that, or use other credentials (AWS_PROFILE), then run {verb} again"
@@ -173,7 +173,7 @@ def table(found: Iterable[OwnedResource]) -> Iterator[str]:
 
 
 def total(found: Iterable[OwnedResource]) -> str:
-    """Describes the resources' total cost."""
+    """Returns the resources' total cost as text."""
     found = list(found)
     known = sum(one.usd or 0.0 for one in found) * DAY
     unknown = sum(one.usd is None for one in found)

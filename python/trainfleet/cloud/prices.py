@@ -163,7 +163,7 @@ def dollars(text: Any, usage: str) -> Iterator[float]:
 
 
 def _spot(calls: Calls, name: str, zone: str) -> float | None:
-    """Returns the present spot price: the highest of the zones, or that of `zone`."""
+    """Returns the current spot price: the highest among the zones, or the price in `zone`."""
     request: dict[str, Any] = {
         "InstanceTypes": [name],
         "ProductDescriptions": ["Linux/UNIX"],

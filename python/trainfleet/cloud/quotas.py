@@ -81,7 +81,7 @@ def _others(config: Config, calls: Calls, quota: Quota, capacity: str) -> Iterat
 
 
 def mine(config: Config, calls: Calls) -> int:
-    """Counts this fleet's nodes that are starting or running."""
+    """Returns the number of this fleet's nodes that are starting or running."""
     return sum(
         row["InstanceType"] == config.fleet.instance_type
         and row["State"]["Name"] in ("pending", "running")

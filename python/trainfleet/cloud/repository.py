@@ -30,7 +30,9 @@ def held_as(config: str, image: str) -> str:
 
 
 def pulled(config: Config, inputs: Inputs) -> str | None:
-    """Returns the ARN of the repository with the config's image; None if it is not in ECR."""
+    """Returns the ARN of the repository with the config's image, or None if the image is not in
+    ECR.
+    """
     image = config.fleet.container
     if image == BUILD:
         return _arn(inputs.partition, inputs.region, inputs.account, NAME)

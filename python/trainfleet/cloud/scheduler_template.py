@@ -90,7 +90,7 @@ def template(config: Config, inputs: Inputs, scheduler: str) -> dict[str, Any]:
 
 
 def batch(config: Config, inputs: Inputs) -> Resources:
-    """Makes the resources for AWS Batch's multi-node jobs."""
+    """Builds the resources for AWS Batch's multi-node jobs."""
     name, group = stack_name(config), placement(config, inputs)
     return {
         **network(config, inputs), **walls(config, inputs), **logs(config), **together(config),
@@ -104,7 +104,7 @@ def batch(config: Config, inputs: Inputs) -> Resources:
 
 
 def _tokenizing(config: Config, inputs: Inputs) -> Resources:
-    """Makes the launch template, environment and queue of the machines that tokenize."""
+    """Builds the launch template, environment and queue for tokenizing."""
     name, own = tokenizing_queue(config), replace(inputs, image=inputs.tokenizing)
     return _queue(tokenizing(config), own, (f"{name}-nodes", name), None, "Tokenizing")
 
@@ -112,7 +112,9 @@ def _tokenizing(config: Config, inputs: Inputs) -> Resources:
 def _queue(
     config: Config, inputs: Inputs, names: Sequence[str], group: Any, prefix: str = ""
 ) -> Resources:
-    """Makes a launch template, its environment and queue. `names`: of environment and queue."""
+    """Builds a launch template with its environment and queue. `names`: the environment's and the
+    queue's.
+    """
     row, tags = node_types.INSTANCE_TYPES[config.fleet.instance_type or ""], tags_of(config, inputs)
     return {
         f"{prefix}Template": resource(
@@ -155,7 +157,7 @@ def _queue(
 
 
 def sagemaker(config: Config, inputs: Inputs) -> Resources:
-    """Makes the role of SageMaker's training jobs."""
+    """Builds the role of SageMaker's training jobs."""
     return {
         **logs(config),
         "JobRole": role(inputs, "sagemaker.amazonaws.com", of_a_training_job(config, inputs)),
@@ -163,7 +165,9 @@ def sagemaker(config: Config, inputs: Inputs) -> Resources:
 
 
 def of_a_training_job(config: Config, inputs: Inputs) -> list[dict[str, Any]]:
-    """Returns the statements that a training job's role needs, in the stack or by the user."""
+    """Returns the policy statements that a training job's role needs, whether it is the stack's or
+    the user's.
+    """
     return [
         *statements(config, inputs),
         *pulls(config, inputs),
@@ -210,12 +214,12 @@ MAKERS = {"batch": batch, "sagemaker": sagemaker, NETWORK: parallelcluster}
 
 
 def _reads(config: Config, inputs: Inputs) -> list[dict[str, Any]]:
-    """Returns the statements for reading a job's secrets."""
+    """Returns the policy statements for reading a job's secrets."""
     return [_parameters(config, inputs), *_secrets(config)]
 
 
 def _parameters(config: Config, inputs: Inputs) -> dict[str, Any]:
-    """Returns the statement for SSM parameters with the config's secrets
+    """Returns the policy statement for the SSM parameters with the config's secrets
     (backends/aws_managed.py).
     """
     store = f"arn:{inputs.partition}:ssm:{inputs.region}:{inputs.account}"
@@ -224,7 +228,7 @@ def _parameters(config: Config, inputs: Inputs) -> dict[str, Any]:
 
 
 def _secrets(config: Config) -> Iterator[dict[str, Any]]:
-    """Yields the statement for secrets that the config names by ARN."""
+    """Yields the policy statement for secrets that the config names by ARN."""
     if arns := sorted({entry.partition("=")[2] for entry in config.fleet.secret_arns}):
         yield allow("secrets", arns)
 
@@ -251,8 +255,8 @@ def _image(inputs: Inputs, row: node_types.NodeType) -> dict[str, str]:
 
 
 def _data(config: Config, inputs: Inputs, tags: dict[str, str]) -> dict[str, Any]:
-    """Makes the launch template's data: every EFA interface, and no subnet, because the environment
-    sets the subnet.
+    """Builds the launch template's data: every EFA interface, but no subnet, because the
+    environment sets it.
     """
     root = inputs.root if config.fleet.aws.ami else ROOT
     return {
@@ -331,7 +335,7 @@ class SchedulerStack(FleetStack):
         return (), (), []
 
     def outputs(self) -> dict[str, str]:
-        """Returns the stack's outputs by name. Raises CloudError without a stack."""
+        """Returns the stack's outputs by name. Raises CloudError if there is no stack."""
         state, what = self.stack.look(), "nothing is set up for this config"
         if state is None or not state.whole:
             condition = f"is {state.status}" if state else "does not exist"

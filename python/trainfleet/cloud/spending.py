@@ -57,7 +57,7 @@ class Spending:
     lingers: float
 
     def bill(self, nodes: int) -> Bill | None:
-        """Returns the cost of a run on that many nodes; None if a price is unknown."""
+        """Returns the cost of a run on that many nodes, or None if a price is unknown."""
         own = hourly(row for row in self.rows if not row.shared)
         rest = hourly(row for row in self.rows if row.shared)
         if own is None or rest is None:
@@ -139,7 +139,7 @@ def of_cluster(
 
 
 def hourly(found: Iterable[CostRow]) -> float | None:
-    """Returns the sum in US dollars an hour; None if a price is unknown."""
+    """Returns the sum in US dollars per hour, or None if a price is unknown."""
     costs = [row.usd for row in found]
     return None if None in costs else sum(filter(None, costs))
 
@@ -196,31 +196,31 @@ def _idle(config: Config) -> tuple[tuple[BillStage, ...], float]:
 
 
 def _nodes(count: int, what: str, each: Price) -> CostRow:
-    """Returns the row of the nodes. `each`: the price of one."""
+    """Returns the nodes' cost row. `each`: the price of one node."""
     return CostRow("nodes", count, what, each.times(count), each.source, shared=False)
 
 
 def volumes(count: int, size: int) -> CostRow:
-    """Returns the row of the nodes' disks. `size`: GiB of one."""
+    """Returns the cost row of the nodes' disks. `size`: GiB per disk."""
     usd = of("volume", "gp3", size * count)
     return CostRow("volumes", count, f"{size:,} GiB gp3", usd, TABLE, shared=False)
 
 
 def file_system(fsx: Fsx) -> CostRow:
-    """Returns the row of FSx for Lustre."""
+    """Returns the cost row of FSx for Lustre."""
     kind = deployment(fsx)
     what = f"FSx for Lustre, {fsx.size_gib:,} GiB {kind.replace('-', ', ')}"
     return CostRow("file system", 1, what, of("fsx", kind, fsx.size_gib), TABLE)
 
 
 def head(name: str, size: int, prices: Prices) -> CostRow:
-    """Returns the row of the head. `size`: GiB of its disk."""
+    """Returns the head's cost row. `size`: GiB of its disk."""
     price, disk = prices.instance(name), of("volume", "gp3", size) or 0.0
     return CostRow("head", 1, name, None if price.usd is None else price.usd + disk, price.source)
 
 
 def network(config: Config, addresses: int) -> Iterator[CostRow]:
-    """Yields the rows of the stack's network, if the stack makes one."""
+    """Yields the cost rows of the stack's network, if it creates one."""
     if not config.fleet.aws.vpc:
         what = f"NAT gateway; ${GB['nat']} for each GB through it; S3 traffic bypasses it"
         yield CostRow("NAT", 1, what, of("nat", "", 1), TABLE)

@@ -114,7 +114,7 @@ class FleetStack:
         return [node for node in self.everyone() if node.state == "running"]
 
     def nodes(self) -> list[StackNode]:
-        """Returns the running nodes by slot, which is the order of their ranks."""
+        """Returns the running nodes by slot, which is the rank order."""
         return [node for node in self._running() if node.slot not in OTHERS.values()]
 
     def builder(self) -> list[StackNode]:
@@ -139,7 +139,7 @@ class FleetStack:
         return next((node for node in self._running() if node.slot is None), None)
 
     def mount(self) -> tuple[str, str] | None:
-        """Returns the file system's DNS and mount names (fleet.fsx); None without one."""
+        """Returns the file system's DNS and mount names (fleet.fsx). None without a file system."""
         for row in self.calls.pages("fsx", "DescribeFileSystems", "FileSystems"):
             is_usable = row["Lifecycle"] == "AVAILABLE"
             if is_usable and has_our_tags(row, self.config.fleet_name):
@@ -147,7 +147,9 @@ class FleetStack:
         return None
 
     def ends(self) -> float | None:
-        """Returns when EC2 begins to end the capacity block's instances; None without a block."""
+        """Returns when EC2 starts to terminate the capacity block's instances, or None without a
+        block.
+        """
         named = self.config.fleet.aws.reservation
         if capacity_of(self.config) != "block" or named is None:
             return None
@@ -168,9 +170,9 @@ class FleetStack:
     # Creation
 
     def make(self, bad: Collection[str], show: Show, say: Say) -> None:
-        """Makes the config's number of nodes and replaces those in `bad` (instance ids).
+        """Creates the configured number of nodes, and replaces those in `bad` (instance IDs).
 
-        All other nodes stay. Raises CloudError if a resource can't be made.
+        Other nodes stay unchanged. Raises CloudError if a resource can't be created.
         """
         state = self._at_rest(show, say)
         if state is None:
@@ -179,7 +181,9 @@ class FleetStack:
             self._change(state, bad, show, say)
 
     def foresee(self, bad: Collection[str]) -> Foreseen:
-        """Predicts the first requests of `make`, and the stack's present and next template."""
+        """Predicts the first requests of `make`, and returns them with the stack's current and next
+        template.
+        """
         try:
             state = self.stack.look()
         except NotAsked as error:
@@ -358,7 +362,7 @@ class FleetStack:
     # Removal
 
     def remove(self, purge: bool, say: Say) -> set[str]:
-        """Removes everything, but data only with `purge`. Returns the ids that stay."""
+        """Removes all resources, but data only with `purge`. Returns the IDs that stay."""
         sweep = Sweep(self.calls, self.stack, say)
         self.troubles = sweep.troubles
         sweep.end_instances()
@@ -394,7 +398,7 @@ class FleetStack:
         return True
 
     def left(self) -> list[OwnedResource]:
-        """Returns this config's resources, confirmed by two equal listings."""
+        """Returns this config's resources after two listings have agreed."""
         return surely(self.calls, self.config.fleet_name)
 
 

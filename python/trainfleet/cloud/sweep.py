@@ -91,7 +91,7 @@ class Sweep:
         return True
 
     def pieces(self, chosen: Callable[[OwnedResource], bool]) -> None:
-        """Removes the chosen resources, and repeats until they are gone or nothing moves."""
+        """Removes the chosen resources, and repeats until they are gone or no progress is made."""
         asked: set[str] = set()
         before, moved = None, clock.now()
         while left := [
@@ -119,7 +119,7 @@ class Sweep:
             asked.add(one.id)
 
     def end_instances(self) -> None:
-        """Terminates all instances at once, before the slower deletion of the stack."""
+        """Terminates all instances first, because deleting the stack takes longer."""
         self._try("instances", self._end_instances)
 
     def _end_instances(self) -> None:

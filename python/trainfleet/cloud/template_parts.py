@@ -1,6 +1,6 @@
-"""Makes the template's network, security groups and roles.
+"""Builds the template's network, security groups and roles.
 
-The network is a VPC with a public and a private subnet in one zone, or the user's own. Roles allow
+The network is the user's own, or a VPC with a public and a private subnet in one zone. Roles allow
 only SSM, the config's buckets, its images and its log.
 """
 
@@ -40,12 +40,12 @@ def resource(kind: str, **properties: Any) -> Resource:
 
 
 def vpc(config: Config) -> Any:
-    """Returns the VPC's id, or a reference to the stack's VPC."""
+    """Returns the VPC's ID, or a reference to the stack's VPC."""
     return config.fleet.aws.vpc or ref("Vpc")
 
 
 def subnet(inputs: Inputs) -> Any:
-    """Returns the id of the nodes' subnet, or a reference to the stack's private subnet."""
+    """Returns the nodes' subnet ID, or a reference to the stack's private subnet."""
     return inputs.subnet or ref("PrivateSubnet")
 
 
@@ -59,7 +59,7 @@ def fixed(name: str, **values: str) -> Resources:
 
 
 def network(config: Config, inputs: Inputs) -> Resources:
-    """Makes the network; empty if the config names a VPC.
+    """Builds the network, or {} if the config names a VPC.
 
     A stack that only keeps data has no NAT gateway, because the gateway costs money.
     """
@@ -107,7 +107,7 @@ def _buckets(addresses: Iterable[str | None]) -> Iterator[str]:
 
 
 def roles(config: Config, inputs: Inputs) -> Resources:
-    """Makes the roles of nodes and head, with their instance profiles."""
+    """Builds the roles and instance profiles of nodes and head."""
     allowed = [*statements(config, inputs), *pulls(config, inputs)]
     found = {
         "NodeRole": role(inputs, "ec2.amazonaws.com", allowed, [AGENT]),
@@ -120,7 +120,7 @@ def roles(config: Config, inputs: Inputs) -> Resources:
 
 
 def statements(config: Config, inputs: Inputs) -> Iterator[dict[str, Any]]:
-    """Yields the statements that ranks need: data, checkpoints, log."""
+    """Yields the policy statements that ranks need: data, checkpoints and logs."""
     for access, buckets in (
         ("write", written(config, inputs)),
         ("read", only_read(config, inputs)),
@@ -133,7 +133,7 @@ def statements(config: Config, inputs: Inputs) -> Iterator[dict[str, Any]]:
 
 
 def pulls(config: Config, inputs: Inputs) -> Iterator[dict[str, Any]]:
-    """Yields the statements of a role that pulls the image itself."""
+    """Yields the policy statements of a role that pulls the image itself."""
     if source := pulled(config, inputs):
         yield allow("login", ["*"])
         yield allow("pull", [source])
@@ -180,7 +180,7 @@ def statement(
 def role(
     inputs: Inputs, service: str, allowed: Iterable[dict[str, Any]], managed: Iterable[str] = ()
 ) -> Resource:
-    """Makes a role that `service` assumes. `managed`: names of AWS's managed policies."""
+    """Builds a role that `service` assumes. `managed`: names of AWS managed policies."""
     trust = {"Effect": "Allow", "Action": ["sts:AssumeRole"], "Principal": {"Service": [service]}}
     made = resource(
         "AWS::IAM::Role", AssumeRolePolicyDocument={"Version": "2012-10-17", "Statement": [trust]}
