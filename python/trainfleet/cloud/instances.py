@@ -22,7 +22,7 @@ from ..hardware import node_types
 from ..process.install_paths import ROOT
 from .template_inputs import Inputs, pairs
 from .template_parts import Resource, Resources, attribute, fixed, ref, resource, subnet
-from .template_storage import makes_file_system
+from .template_storage import has_file_system, makes_file_system
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def builds_first(config: Config) -> bool:
     needs a file system that outlives the machine, and pays only for nodes with accelerators.
     """
     row = node_types.instance(config.fleet.instance_type)
-    return bool(row and row.accelerator and makes_file_system(config) and not config.fleet.python)
+    return bool(row and row.accelerator and has_file_system(config) and not config.fleet.python)
 
 
 def _builder(config: Config, inputs: Inputs, tags: dict[str, str]) -> Resources:
