@@ -225,7 +225,7 @@ class StackHosts(Head):
 
     @property
     def by_agent(self) -> bool:
-        """Tells whether SSH goes through SSM Session Manager because no port is open."""
+        """Returns whether SSH goes through SSM Session Manager because no port is open."""
         return self.hands_over and self.fleet.aws.ssm_only
 
     def address(self, node: StackNode) -> str:

@@ -137,7 +137,7 @@ def _roles(calls: Calls, config: str | None) -> Things:
 def _profiles(calls: Calls, config: str | None) -> Things:
     """Yields instance profiles, which CloudFormation does not tag.
 
-    The role of a profile tells whether it is ours; without a role, its name does.
+    The profile's role determines whether it is ours, or its name if it has no role.
     """
     for row in calls.pages("iam", "ListInstanceProfiles", "InstanceProfiles"):
         name = row["InstanceProfileName"]
@@ -151,7 +151,7 @@ def _profiles(calls: Calls, config: str | None) -> Things:
 
 
 def _is_here(calls: Calls, tags: Mapping[str, str]) -> bool:
-    """Tells whether the stack of a resource without a region, by its tag, is in this region."""
+    """Returns whether a regionless resource's stack, which its tag names, is in this region."""
     parts = tags.get("aws:cloudformation:stack-id", "").split(":")
     return len(parts) < 4 or parts[3] == calls.region
 

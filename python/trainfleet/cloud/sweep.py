@@ -3,8 +3,8 @@ gone.
 
 First the stack is deleted, because CloudFormation knows the order. Then other resources with our
 tags are removed one by one, such as those that the stack could not delete or had to keep. A
-resource that is still in use is tried again: the network interfaces of an instance or a file system
-disappear minutes after it. Resources without our tags are never removed.
+resource that is still in use is retried, because the network interfaces of an instance or a file
+system disappear minutes after it. Resources without our tags are never removed.
 """
 
 from __future__ import annotations

@@ -239,7 +239,7 @@ def places(engine: SlurmClient, hosts: Sequence[str]) -> dict[str, SlurmdAddress
 
 
 def answer(place: SlurmdAddress) -> bool | None:
-    """Tells whether a machine answers; None if its name does not resolve."""
+    """Returns whether a machine responds, or None if its name does not resolve."""
     try:
         socket.create_connection((place.address, place.port), WAIT).close()
     except (TimeoutError, OSError) as error:

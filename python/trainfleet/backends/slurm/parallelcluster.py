@@ -410,7 +410,7 @@ class Cluster(Machines):
 
 
 def is_there() -> bool:
-    """Tells whether this machine has pcluster."""
+    """Returns whether pcluster is installed on this machine."""
     return shutil.which("pcluster") is not None
 
 
