@@ -196,8 +196,7 @@ def parallelcluster(config: Config, inputs: Inputs) -> Resources:
     made, zones = network(config, inputs), config.fleet.aws.zones
     if "PublicSubnet" in made:
         made["PublicSubnet"]["Properties"]["MapPublicIpOnLaunch"] = True
-        others = [zone for zone in zones if zone != inputs.zone]
-        for number, zone in enumerate(others, 1):
+        for number, zone in enumerate((one for one in zones if one != inputs.zone), 1):
             where = {"NAME": f"Private{number}", "THIRD": f"{16 * number}", "ZONE": zone}
             made |= fixed("another zone", **where)
     if len(zones) < 2 or not makes_file_system(config):

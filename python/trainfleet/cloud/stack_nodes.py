@@ -125,14 +125,8 @@ class FleetStack:
         """Returns whether the stack has a machine that builds the Python environment, and no nodes
         yet.
         """
-        return (
-            builds_first(self.config)
-            and any(
-                node.slot == BUILDER_SLOT and node.state in ("pending", "running")
-                for node in self.everyone()
-            )
-            and BUILDER in self.stack.resources()
-        )
+        alive = builds_first(self.config) and self.builder()
+        return bool(alive) and BUILDER in self.stack.resources()
 
     def head(self) -> StackNode | None:
         """Returns the machine through which SSH reaches the nodes, if the fleet has one."""
@@ -268,21 +262,29 @@ class FleetStack:
         adds_first = self.config.fleet.aws.capacity in ("on-demand", "spot")
         if not adds_first and set(wanted) - set(there):
             self._update(inputs, tuple(slot for slot in there if slot in wanted), show, say)
-        begun = not there and any(node.slot == BUILDER_SLOT for node in everyone)
-        try:
+        if not there and any(node.slot == BUILDER_SLOT for node in everyone):
+            self._fill(inputs, wanted, show, say)
+        else:
             self._update(inputs, wanted, show, say)
-        except CloudError as error:
-            zones = discovery.zones(self.config, self.calls)
-            rest = zones[zones.index(inputs.zone) + 1 :] if inputs.zone in zones else []
-            if error.code != LACKS_CAPACITY or not begun or not rest:
-                raise
-            say(f"{error.why}; trying the next zone")
-            self._leave(say)
-            self._create(rest, show, say)
         stopped = [node.id for node in everyone if node.state == "stopped" and node.slot in wanted]
         if stopped:
             say(f"starting {', '.join(stopped)}, which had been stopped")
             self.calls("ec2", "StartInstances", InstanceIds=stopped)
+
+    def _fill(self, inputs: Inputs, slots: tuple[int, ...], show: Show, say: Say) -> None:
+        """Creates the first nodes of a stack, or begins the stack again in the next zone if this
+        one lacks capacity.
+        """
+        try:
+            self._update(inputs, slots, show, say)
+        except CloudError as error:
+            zones = discovery.zones(self.config, self.calls)
+            rest = zones[zones.index(inputs.zone) + 1 :] if inputs.zone in zones else []
+            if error.code != LACKS_CAPACITY or not rest:
+                raise
+            say(f"{error.why}; trying the next zone")
+            self._leave(say)
+            self._create(rest, show, say)
 
     def _leave(self, say: Say) -> None:
         """Removes a stack that never had nodes, and its file system, which has only the Python

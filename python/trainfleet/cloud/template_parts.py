@@ -21,7 +21,6 @@ Resource = dict[str, Any]
 Resources = dict[str, Resource]
 
 ANYWHERE = "0.0.0.0/0"
-LUSTRE_PORTS = 988, 1023  # first and last of Lustre's TCP ports
 AGENT = "AmazonSSMManagedInstanceCore"  # AWS's managed policy for machines with an SSM agent
 RESOURCES: dict[str, Resources] = read_table(Path(__file__).with_name("template_resources.yaml"))
 ROLE_ACTIONS: dict[str, list[str]] = read_table(Path(__file__).with_name("role_actions.yaml"))

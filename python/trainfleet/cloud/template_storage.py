@@ -22,17 +22,14 @@ from ..config.types import Fsx
 from ..hardware import node_types
 from ..trust.untrusted_input import show
 from .template_inputs import Inputs, bucket_of, slug
-from .template_parts import Resource, Resources, attribute, fixed, ref, resource, subnet
+from .template_parts import Resource, Resources, fixed, ref, resource, subnet
 
-LUSTRE = "2.15"  # CloudFormation's default is 2.10, which has no links to S3
 # keys of fleet.fsx for a new file system
 MADE = ("size_gib", "type", "throughput", "efa", "s3_import", "s3_export")
 SCRATCH_THROUGHPUT = 200  # MB/s per TiB of SCRATCH_2, without bursts
 # GiB of which the size must be a multiple with EFA, by MB/s per TiB
 EFA_STEPS = {125: 38400, 250: 19200, 500: 9600, 1000: 4800}
 STEP = 2400  # GiB of which the size must be a multiple without EFA
-# Data is never deleted with its stack.
-KEPT = {"DeletionPolicy": "RetainExceptOnCreate", "UpdateReplacePolicy": "Retain"}
 LOG_DAYS = 30  # days until log events expire
 
 
@@ -107,17 +104,13 @@ def file_system(config: Config, inputs: Inputs) -> Resources:
         lustre |= {"DeploymentType": "PERSISTENT_2", "PerUnitStorageThroughput": fsx.throughput}
         if fsx.efa:
             lustre |= {"EfaEnabled": True, "MetadataConfiguration": {"Mode": "AUTOMATIC"}}
-    made = resource(
-        "AWS::FSx::FileSystem",
-        FileSystemType="LUSTRE",
-        FileSystemTypeVersion=LUSTRE,
-        StorageType="SSD",
-        StorageCapacity=fsx.size_gib,
-        SubnetIds=[subnet(inputs)],
-        SecurityGroupIds=[attribute("Wall", "GroupId")],
-        LustreConfiguration=lustre,
-    )
-    return {"FileSystem": made | KEPT, **dict(_links(config, inputs))}
+    made = fixed("file system")
+    made["FileSystem"]["Properties"] |= {
+        "StorageCapacity": fsx.size_gib,
+        "SubnetIds": [subnet(inputs)],
+        "LustreConfiguration": lustre,
+    }
+    return made | dict(_links(config, inputs))
 
 
 def _links(config: Config, inputs: Inputs) -> Iterator[tuple[str, Resource]]:

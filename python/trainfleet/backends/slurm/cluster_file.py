@@ -35,6 +35,7 @@ from ...plan.job import Artifact
 from ...process.install_paths import ROOT
 
 FILE, SCRIPT = "cluster.yaml", "node.sh"
+QUEUES = "fleet.slurm.parallelcluster.queues"
 HEAD = "c5.4xlarge"  # instance type of the head node in the article
 # Source network of SSH if only Session Manager has access. ParallelCluster's default would allow
 # every address.
@@ -421,6 +422,7 @@ def refuse(config: Config) -> Iterator[tuple[str, str]]:
             f"{cluster_name(config)}: with accounting, use at most {LONGEST_WITH_DATABASE} "
             "characters",
         )
+    yield from _refuse_zones(config)
     yield from _refuse_queues(config)
     yield from _refuse_storage(config)
 
@@ -444,17 +446,8 @@ def _refuse_neuron(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _refuse_queues(config: Config) -> Iterator[tuple[str, str]]:
-    fleet, key, queues = config.fleet, "fleet.slurm.parallelcluster.queues", queues_of(config)
-    zones = len(subnets_of(config))
+    fleet, key, queues = config.fleet, QUEUES, queues_of(config)
     names = [queue.name for queue in queues]
-    copies = [in_zone(name, zone) for name in names for zone in range(zones)]
-    if long := [name for name in copies if len(name) > LONGEST_QUEUE]:
-        yield key, f"{long[0]}: with {zones} zones, use at most {LONGEST_QUEUE - 3} characters"
-    if zones > 1 and (bound := [one for one in queues if one.capacity in RESERVED_KINDS]):
-        what = f"{bound[0].name} has capacity {bound[0].capacity}, which is in one zone"
-        yield key, f"{what}; set one zone, not {zones}"
-    if twice := sorted({name for name in copies if copies.count(name) > 1}):
-        yield key, f"two queues have the name {', '.join(twice)}"
     for queue in queues:
         yield from ((key, f"{queue.name}: {what}") for what in _lacks(queue))
         row = node_types.instance(queue.instance_type)
@@ -488,6 +481,18 @@ def _refuse_queues(config: Config) -> Iterator[tuple[str, str]]:
             f"{fleet.nodes}: the largest queue has at most {most} nodes; set NODES={most}, or a "
             "larger max",
         )
+
+
+def _refuse_zones(config: Config) -> Iterator[tuple[str, str]]:
+    key, queues, zones = QUEUES, queues_of(config), len(subnets_of(config))
+    names = [in_zone(queue.name, zone) for queue in queues for zone in range(zones)]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        yield key, f"two queues have the name {', '.join(twice)}"
+    if long := [name for name in names if len(name) > LONGEST_QUEUE]:
+        yield key, f"{long[0]}: with {zones} zones, use at most {LONGEST_QUEUE - 3} characters"
+    if zones > 1 and (bound := [one for one in queues if one.capacity in RESERVED_KINDS]):
+        what = f"{bound[0].name} has capacity {bound[0].capacity}, which is in one zone"
+        yield key, f"{what}; set one zone, not {zones}"
 
 
 def _lacks(queue: Queue) -> Iterator[str]:

@@ -32,7 +32,6 @@ from ...cloud.api_errors import passing
 from ...cloud.calls import Calls
 from ...cloud.resource_types import Row, is_ours, tags_of
 from ...cloud.scheduler_template import NETWORK, SchedulerStack
-from ...cloud.template_parts import LUSTRE_PORTS
 from ...cloud.template_storage import makes_file_system
 from ...config import Config
 from ...plan.job import Artifact
@@ -181,7 +180,7 @@ def open_to_network(calls: Calls, row: Row) -> None:
         "ec2", "DescribeNetworkInterfaces", NetworkInterfaceIds=list(row["NetworkInterfaceIds"])
     )["NetworkInterfaces"]
     (vpc,) = calls("ec2", "DescribeVpcs", VpcIds=[str(row["VpcId"])])["Vpcs"]
-    first, last = LUSTRE_PORTS
+    first, last = 988, 1023  # Lustre's TCP ports
     way = [
         {
             "IpProtocol": "tcp",
