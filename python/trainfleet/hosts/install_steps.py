@@ -35,9 +35,7 @@ NOFILE = 65536
 
 @dataclass(frozen=True)
 class InstallStep:
-    """A step on a node: the script with its arguments, the reason, the phase, and whether it needs
-    root.
-    """
+    """A step on a node: script, arguments, reason, phase, and whether it needs root."""
 
     script: str
     words: tuple[str, ...]
@@ -61,11 +59,10 @@ class InstallStep:
 
 @dataclass(frozen=True)
 class Wanted:
-    """The wanted state of the fleet, from its config and platform.
+    """The desired state of the fleet, from its config and platform.
 
-    `whole` includes the parts that a node needs to train. It is false for a machine that is only
-    the entry point to the nodes. `temporary` marks a machine that only builds the Python
-    environment, so it gets no SSH key for the nodes.
+    `whole` is false for a machine that is only the entry point to the nodes. `temporary` marks one
+    that only builds the Python environment, so it gets no SSH key for the nodes.
     """
 
     config: Config
@@ -102,9 +99,8 @@ class Wanted:
 
     @property
     def fabric(self) -> str:
-        """Returns the fabric between the nodes, one of FABRICS.
-
-        It is "" if the instance type is unknown, or for a single node without Lustre over EFA.
+        """Returns the fabric between the nodes, one of FABRICS. It is "" if the instance type is
+        unknown, or for a single node without Lustre over EFA.
         """
         return self.type.fabric if self.type and (self.fleet.nodes > 1 or self.lustre_efa) else ""
 
@@ -145,9 +141,7 @@ Operation = Callable[[Facts, Wanted], Iterator[InstallStep]]
 
 
 def build_tools(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
-    """Installs the compilers and kernel headers that drivers need, and Python for the
-    environment.
-    """
+    """Installs the compilers and kernel headers for drivers, and Python for the environment."""
     builds = wanted.whole and bool(wanted.platform.nvidia or wanted.platform.neuron_packages)
     headers = f"/lib/modules/{facts.kernel}/build"
     needs = (*(BUILD_TOOLS if builds else ()), *((PYTHON,) if wanted.environment else ()))
