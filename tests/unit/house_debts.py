@@ -130,7 +130,6 @@ BRANCHED = {  # more than 12 decisions
 LONG = {  # more than 450 lines
     "backends/slurm/__init__.py",
     "backends/slurm/cluster_file.py",
-    "backends/slurm/parallelcluster.py",
     "backends/ssh.py",
     "launch/rehearsal.py",
     "hosts/preflight.py",
