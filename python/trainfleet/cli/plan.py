@@ -54,13 +54,16 @@ def plan(variables: Variables, started: float) -> int:
         print("\n".join(compiling.outlook(config)), end="")
     if out:
         print(f"\nwritten to {out}/: {', '.join(proposal.write(plan, changes, out))}")
-    if plan.requests and not prospect.awaited:
-        print("\nnext: make train")
-    elif config.fleet.hosts or prospect.lines:
-        print("\nnext: make setup")
-    else:
-        print("\nnext: set fleet.hosts, then run make setup")
+    print(f"\nnext: {_next(plan, prospect)}")
     return 0
+
+
+def _next(plan: Plan, prospect: Prospect) -> str:
+    if plan.requests and not prospect.awaited:
+        return "make train"
+    if plan.config.fleet.hosts or prospect.lines:
+        return "make setup"
+    return "set fleet.hosts, then run make setup"
 
 
 def _machines(variables: Variables, config: Config, wish: Wish) -> Iterator[str]:
