@@ -68,7 +68,7 @@ class FleetHead:
         send_code(self.transport, self.config.fleet, hosts)
         for host, failure in self.open_doors(
             hosts, hosts
-        ).items():  # any host may become the head later, even without being appointed
+        ).items():  # any host may become the head, even if the current one can't appoint it
             raise BackendError(
                 f"can't authorize the head's key: {failure}", where=host.name, next="make doctor"
             )

@@ -89,7 +89,7 @@ def explain(
 def _key(host: Host, error: UnknownKey) -> str:
     """Describes the key that a host presented.
 
-    Includes the name under which ssh looks up the key, if the ssh config sets a different one.
+    Includes the name in known_hosts if it differs from the host's address.
     """
     is_own = error.name in (host.address, f"[{host.address}]:{host.port}")
     return (
