@@ -190,7 +190,7 @@ def read(text: str) -> list[str]:
 
 
 def remove(shared: str, is_root: bool) -> str:
-    """Returns a command that deletes all leftover files, except for the user's own SSH key.
+    """Returns a command that deletes all leftover files, except for the user's SSH key.
 
     This connection uses that key.
     """

@@ -1,12 +1,12 @@
 """Resources that outlive a cluster: the network, and the file system left by an earlier cluster.
 
-Unless the config names subnets, setup creates the network before the cluster, and clean-up removes
+Unless the config names subnets, setup creates the network before the cluster, and cleanup removes
 it after the cluster. The network belongs to the config that created the cluster. Other configs that
 use the cluster use the same subnets.
 
-ParallelCluster creates the file system with DeletionPolicy Retain, so it and its security group
-remain after the cluster is deleted. The config's next cluster finds the file system by tag and
-reuses it. Its security group's rules refer to groups of the deleted cluster. Setup therefore opens
+ParallelCluster creates the file system with DeletionPolicy Retain, so the file system and its
+security group outlive the cluster. The config's next cluster finds the file system by tag and
+reuses it. Because the security group's rules refer to groups of the deleted cluster, setup opens
 Lustre's ports to the file system's network (FSx for Lustre user guide, "File system access control
 with Amazon VPC").
 
@@ -39,8 +39,9 @@ FILE = "network.yaml"
 
 
 def network_stack(config: Config, maker: str = "") -> SchedulerStack:
-    """Returns the network's stack. `maker` is the config that created the existing cluster, or ""
-    if there is no cluster.
+    """Returns the network's stack.
+
+    `maker` is the config that created the existing cluster, or "" if there is no cluster.
     """
     return SchedulerStack(replace(config, name=maker or config.fleet_name), NETWORK)
 
@@ -69,7 +70,7 @@ def with_network(config: Config, maker: str = "") -> Config:
 def network_changes(config: Config, maker: str = "") -> tuple[Artifact, ...]:
     """Returns the request that would create or update the network.
 
-    Returns an empty tuple if the config names subnets or another config owns the network.
+    Returns () if the config names subnets or another config owns the network.
     """
     if config.fleet.aws.subnets or maker not in ("", config.fleet_name):
         return ()
@@ -86,12 +87,12 @@ def network_changes(config: Config, maker: str = "") -> tuple[Artifact, ...]:
 
 
 STACK = "aws:cloudformation:stack-id"
-PORTS = (988, 1023)  # range of Lustre's TCP ports
+PORTS = (988, 1023)  # Lustre's TCP port range
 
 
 def left_behind(config: Config, calls: Calls, maker: str = "", stack: str = "") -> Row | None:
-    """Returns the file system that an earlier cluster of this config left, or None if it does not
-    exist.
+    """Returns the file system left by an earlier cluster of this config, or None if there isn't
+    one.
 
     Also returns None if the config needs no file system, or if the existing cluster already created
     one. `maker` is the config that created the existing cluster, and `stack` is the ARN of that
@@ -115,7 +116,7 @@ def left_behind(config: Config, calls: Calls, maker: str = "", stack: str = "") 
 
 
 def with_file_system(config: Config, row: Row | None) -> Config:
-    """Returns the config with `row` as an existing file system."""
+    """Returns the config with `row` as its existing file system."""
     if row is None:
         return config
     lustre = row.get("LustreConfiguration", {})
@@ -128,9 +129,7 @@ def with_file_system(config: Config, row: Row | None) -> Config:
 
 
 def describe_file_system(config: Config, calls: Calls, row: Row) -> Iterator[str]:
-    """Yields lines that describe the file system, and the commands that recreate its missing S3
-    links.
-    """
+    """Yields lines describing the file system, and commands that recreate its missing S3 links."""
     id_ = str(row["FileSystemId"])
     what, usd = prices.cost_of("file system", row)
     cost = "" if usd is None else f", ${usd * 24:,.2f} a day"
@@ -179,8 +178,10 @@ def _command(id_: str, link: dict[str, Any], region: str) -> str:
 
 
 def open_to_network(calls: Calls, row: Row) -> None:
-    """Opens Lustre's ports to the file system's network in its security groups that trainfleet
-    created. Skips existing rules.
+    """Opens Lustre's ports to the file system's network, in security groups that trainfleet
+    created.
+
+    Skips rules that already exist.
     """
     cards = calls(
         "ec2", "DescribeNetworkInterfaces", NetworkInterfaceIds=list(row["NetworkInterfaceIds"])
