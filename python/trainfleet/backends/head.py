@@ -274,7 +274,7 @@ class Hosts:
 
 
 HEAD = "TRAINFLEET_HEAD"  # environment variable that marks processes on the head
-PLAIN = "ssh"  # name of the backend that uses existing hosts as they are
+PLAIN = "ssh"  # name of the backend that uses existing hosts unchanged
 FENCE_TIMEOUT = 20.0
 
 

@@ -99,7 +99,8 @@ def makes_no_numbers(run: Run) -> RunError:
 
 
 def write_sample(model: Network, dataset: Dataset, seed: int) -> dict[str, str]:
-    """Continues a piece of validation text and returns both as `prompt` and `text`.
+    """Continues a piece of validation text, and returns the `prompt` and the continuation as
+    `text`.
 
     Without validation text, the prompt is the end-of-document token, so the sample starts a new
     document.

@@ -155,8 +155,8 @@ class Muon(AdamW):
     """Orthogonalized momentum for matrices in the blocks (Jordan 2024), and AdamW for the rest.
 
     Orthogonalization requires full matrices, so sharded ones are gathered first. Matrices of the
-    same shape are batched, because a small model's matrices would underutilize the device one by
-    one.
+    same shape are batched, because a small model's matrices are too small to keep a device busy
+    individually.
     """
 
     def __init__(

@@ -119,8 +119,8 @@ class Recorder:
             self._try(self.update)
 
     def _span(self, first: bool) -> dict[str, float]:
-        """Returns the current time, and the seconds since the last line, in total and outside
-        steps.
+        """Returns the current time, and the seconds since the last line, both in total and per
+        stage.
 
         watch/time_accounting.py reads these fields.
         """
@@ -239,8 +239,9 @@ class Recorder:
             )
 
     def _show(self, line: Record) -> None:
-        """Writes a metrics line to TensorBoard, or starts a new file with the next line if that
-        fails.
+        """Writes a metrics line to TensorBoard.
+
+        After a failure, the next line goes to a new file.
         """
         board, self.board = self._board(), None
         for key, value in line.items():

@@ -177,7 +177,7 @@ class Stopwatch:
         first.register_forward_hook(listen)
 
     def fetch(self, batches: Iterator[Item]) -> Iterator[Item]:
-        """Yields the same batches, counting the wait for each one as `data`."""
+        """Yields the same values as `batches`, counting the wait for each one as `data`."""
         while True:
             with self.part("data"):
                 batch = next(batches, None)

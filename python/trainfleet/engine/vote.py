@@ -57,7 +57,7 @@ class Decision:
 
 
 class Vote:
-    """Vote after every step, which gives all ranks the same decision.
+    """Takes a vote after every step, so that all ranks reach the same decision.
 
     Each call to `agreed` starts a sum over all ranks (world.Tree) and reads the result of the
     previous call's sum. That sum has usually arrived, because a step takes longer than a few

@@ -111,7 +111,7 @@ class Facts:
     def card(self, host: Host) -> str:
         """Returns the network interface with the address of `host`.
 
-        No interface has a public address, so this falls back to the first one other than loopback.
+        A public address belongs to no interface, so it maps to the first one other than loopback.
         """
         named = self.addresses.get(host.address) or self.addresses.get(
             self.resolves.get(host.address, "")

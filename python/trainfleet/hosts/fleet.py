@@ -41,7 +41,7 @@ def open_fleet(config: Config) -> Transport:
 def is_here(host: Host) -> bool:
     """Returns whether a host is this machine.
 
-    Tries to bind a socket to the host's address.
+    Checks that a socket can be bound to the host's address, which works only for local addresses.
     """
     with suppress(OSError):
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -79,7 +79,7 @@ def lost_after(hosts: int) -> float:
 
 
 def spread(hosts: int) -> float:
-    """Returns the minimum seconds that a round of polls takes if every host responds
+    """Returns the minimum duration of a polling round in seconds, if all hosts respond
     immediately.
     """
     return hosts / ANSWERS

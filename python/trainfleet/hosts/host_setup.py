@@ -48,7 +48,7 @@ class Survey:
 def main(config: Config, whole: bool = True) -> int:
     """Runs the setup. Returns 0 if all hosts are ready, or 1 otherwise.
 
-    install_steps.Wanted describes `whole`.
+    See install_steps.Wanted for `whole`.
     """
     began = time.monotonic()
     wanted = replace(wanted_of(config), whole=whole)

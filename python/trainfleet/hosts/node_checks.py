@@ -223,8 +223,9 @@ def system(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def mounted(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Checks that all nodes have the shared folder on the same file system. Skipped if setup mounts
-    it.
+    """Checks that the shared folder is on the same file system on all nodes.
+
+    Skipped if setup mounts it.
     """
     if wanted.fleet.fsx.dns_name is not None or wanted.fleet.shared_folder is None:
         return
@@ -601,7 +602,7 @@ def shared(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 def disk_for_checkpoints(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     """Checks that the shared folder has space for at least one checkpoint.
 
-    How many checkpoints are already stored there is unknown.
+    Ignores checkpoints already stored there, because their number is unknown.
     """
     checkpoint, one = wanted.config.checkpoint, checkpoint_bytes(wanted.config)
     if checkpoint.is_off or checkpoint.path or not wanted.fleet.shared_folder:

@@ -59,7 +59,7 @@ def network_of(facts: Facts) -> tuple[str, float]:
 def used(facts: Facts, fabric: str) -> tuple[Port, ...]:
     """Returns the ports that training would use: the fastest ones.
 
-    If the GPU topology is known, only those next to a GPU.
+    If the GPU topology is known, returns only those next to a GPU.
     """
     ports, near = fastest(facts.ports, fabric), facts.topology.near if facts.topology else ()
     return tuple(port for port in ports if port.adapter in near) or ports

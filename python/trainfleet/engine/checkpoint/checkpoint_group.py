@@ -121,5 +121,5 @@ def attempt(rank: int, what: str, work: Callable[[], T]) -> tuple[T | None, Rank
         return None, RankFailure(
             rank, what, f"{error.head}: {error.why}" if error.why else error.head, False, error.next
         )
-    except Exception as error:  # any error, because other ranks wait for the outcome
+    except Exception as error:  # catch all, because other ranks wait for the outcome
         return None, RankFailure(rank, what, f"{type(error).__name__}: {error}", False)

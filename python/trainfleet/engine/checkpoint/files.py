@@ -47,7 +47,7 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 def write(
     store: CheckpointStore, step: int, name: str, chunks: Iterable[bytes | memoryview]
 ) -> FileSum:
-    """Writes a file of an uncommitted checkpoint durably.
+    """Durably writes a file of an uncommitted checkpoint.
 
     Returns the file's size and checksum, both computed in memory before the write.
     """
@@ -62,7 +62,7 @@ def write(
 def write_tensors(
     store: CheckpointStore, step: int, name: str, parts: CheckpointIndex, data: Mapping[str, Tensor]
 ) -> FileSum:
-    """Writes tensor pieces to a file durably, each under its tensor's name."""
+    """Durably writes tensor pieces to a file, each under its tensor's name."""
     return write(store, step, name, (index.header(parts), *(bytes_of(data[key]) for key in parts)))
 
 

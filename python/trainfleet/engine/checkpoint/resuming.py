@@ -193,7 +193,7 @@ def load_model(store: CheckpointStore, commit: Commit, model: nn.Module) -> None
 
 
 def newest(run: Run, config: Config) -> tuple[CheckpointStore, int] | None:
-    """Returns the store and step of the newest checkpoint that looks complete, or None without one.
+    """Returns the store and step of the run's newest checkpoint that looks complete, if any.
 
     Raises:
         Broken: the run has checkpoints, but all are incomplete.
