@@ -299,7 +299,10 @@ class Backend(Protocol):
 
     @property
     def lingers(self) -> bool:
-        """Returns whether a run may be active on the nodes. False if there are no nodes."""
+        """Returns whether a run may still be active on the nodes.
+
+        False if there are no nodes.
+        """
         return True
 
     def head(self) -> Head | None:

@@ -137,7 +137,7 @@ class Batch(Hosted):
         If the request's token already has a job, returns that job instead.
 
         Raises:
-            BackendError: the job can't run, for the reason in the message.
+            BackendError: the job can't run. The message says why.
         """
         name = self._name(request)
         if there := self._named(name):

@@ -101,7 +101,7 @@ class Hosts:
         self.folder = config.fleet.shared_folder or ""
         self.head = FleetHead(transport, config, python, code)
         self.mirror = Mirror(transport, self.folder, code, python, run.folder)
-        self.now = 0.0  # time of the last refresh by the fleet's clock
+        self.now = 0.0  # time of the last refresh, on the fleet's clock
         self.entry: Host | None = None  # host that responded last
         # stale heartbeats, which did not change while `is_running` waited
         self.silent: tuple[Holder | None, Standby | None] = (None, None)
@@ -415,7 +415,7 @@ class Head:
 
 
 def hours_alone(config: Config) -> Bill | None:
-    """Returns the bill for the user's own hosts, based on their hourly price alone.
+    """Returns the bill for the user's own hosts, based only on their hourly price.
 
     Returns None if no price is configured.
     """

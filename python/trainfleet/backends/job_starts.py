@@ -1,6 +1,6 @@
 """Reads the files that each start of a Slurm job leaves in the job's folder.
 
-A requeued job starts again. nodes/<token> contains the job ID, and nodes/slurm-<id>-<start>/
+Each requeue counts as a new start. nodes/<token> contains the job ID, and nodes/slurm-<id>-<start>/
 contains the nodes' exit codes.
 """
 

@@ -190,9 +190,9 @@ def read(text: str) -> list[str]:
 
 
 def remove(shared: str, is_root: bool) -> str:
-    """Returns a command that deletes all leftover files, except for the user's SSH key.
+    """Returns a command that deletes all leftover files.
 
-    This connection uses that key.
+    Keeps the user's SSH key, because this connection uses it.
     """
     sudo = "" if is_root else "sudo -n "
     removal = "rm -rf --one-file-system --"

@@ -1,7 +1,7 @@
 """AWS Batch and SageMaker request bodies as artifacts, so that a plan shows the exact requests.
 Pure.
 
-Three values are added only when a request is sent: the job name, which contains the request token,
+Three values are added only when a request is sent: the job name (which contains the request token),
 the attempt's environment variables, and the job's number within its launch.
 """
 

@@ -142,7 +142,7 @@ class SageMaker(Hosted):
         If the request's token already has a job, returns that job instead.
 
         Raises:
-            BackendError: the job can't run, for the reason in the message.
+            BackendError: the job can't run. The message says why.
         """
         if self.ahead and not self.ahead.held:
             why = (

@@ -45,8 +45,8 @@ BOUGHT = {
     "block": "CAPACITY_BLOCK",
 }
 CHANGES = ["NEW", "CHANGED", "DELETED"]
-# Kind of NVIDIA kernel modules that ParallelCluster's images lack, which have contained only the
-# open modules since version 3.8.
+# NVIDIA kernel modules missing from ParallelCluster's images, which since version 3.8 include only
+# the open ones.
 CLOSED = "proprietary"
 # mount points that ParallelCluster rejects (ReservedMountDirValidator)
 RESERVED = {

@@ -31,8 +31,8 @@ TOKEN = "TRAINFLEET_TOKEN"
 LONGEST_NAME = 128  # maximum characters per job name; accounting truncates longer ones
 # A token's claim file contains the job ID. If a job finds another job's ID in it, it exits. The
 # script removes stop requests that node/supervisor.py or an earlier start of this script left
-# behind. Signals interrupt `wait`, so the script repeats it until the child has exited, and only
-# uses the exit code from that point.
+# behind. Signals interrupt `wait`, so the script waits in a loop until the child has exited, and
+# uses only the last exit code.
 BODY = """mine={start} stop={folder}/stop near=
 mkdir -p "$mine" {folder}/logs || exit
 claim={claim}
