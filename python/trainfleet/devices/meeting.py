@@ -20,7 +20,7 @@ from contextlib import suppress
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 WAITING = 4096  # maximum pending connections; all ranks of a fleet connect at once
-ESTABLISHED = "01"  # ESTABLISHED state in /proc/net/tcp (proc(5))
+ESTABLISHED = "01"  # state code in /proc/net/tcp (proc(5))
 LINGER = 5.0  # maximum wait in seconds
 
 

@@ -78,7 +78,7 @@ class Answers(dict[Host, Result | HostFailure]):
 
 
 def settled(answer: Result | HostFailure) -> Result | HostFailure:
-    """Returns the response if the command succeeded, or its failure otherwise."""
+    """Returns the response if the command succeeded, otherwise its failure."""
     return reason(answer) or answer
 
 

@@ -86,7 +86,10 @@ def survey(transport: Transport, config: Config, wanted: Wanted) -> Survey:
 
 
 def meet(transport: Transport, findings: Sequence[Finding], ask: Callable[[str], bool]) -> bool:
-    """Shows all unknown host keys, asks the user whether to trust them, and returns the answer."""
+    """Shows all unknown host keys and trusts them if the user agrees.
+
+    Returns whether the keys are now trusted.
+    """
     said = [finding for finding in findings if finding.check == "unknown-key"]
     behind = any(finding.message.startswith("the jump host") for finding in said)
     strangers = (

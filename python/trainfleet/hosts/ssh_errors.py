@@ -118,7 +118,7 @@ def _attempt(host: Host, ssh: SshConfig, login: str, proxy: str) -> str:
 
 
 def forget(host: Host, known: KnownHosts) -> str:
-    """Returns the commands that remove a host's key from every known_hosts file."""
+    """Returns the commands that remove a host's key from each known_hosts file that contains it."""
     name = host.address if host.port == 22 else f"[{host.address}]:{host.port}"
     commands = [
         f"ssh-keygen -R {shlex.quote(name)} -f {shlex.quote(str(path))}"

@@ -154,7 +154,7 @@ class Snapshot:
     def write_index(
         self, store: CheckpointStore, step: int, parts: list[dict[str, FileSum]]
     ) -> dict[str, FileSum]:
-        """Writes the checkpoint's index and returns all its files. Rank 0 only."""
+        """Writes the checkpoint's index, and returns all of the checkpoint's files. Rank 0 only."""
         written = {name: file for part in parts for name, file in part.items()}
         text = index.render(self.index)
         return written | {index.FILE: files.write(store, step, index.FILE, [text])}

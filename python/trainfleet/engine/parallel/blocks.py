@@ -72,7 +72,7 @@ def keep(
 def compile_blocks(
     model: Network, blocks: Iterable[nn.Module], how: str | float, device: Device, loss: bool = True
 ) -> None:
-    """Compiles each block separately, so that identical blocks share code.
+    """Compiles each block separately, so that blocks of the same shape share code.
 
     Also compiles the loss if `loss` is true. If `how` is a number, each block keeps at most that
     fraction of the activations that the compiler would save by default. The loss keeps all of them,
