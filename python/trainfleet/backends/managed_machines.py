@@ -89,7 +89,7 @@ class ManagedMachines(Stacked):
             return False
 
     def prospect(self, hours: float | None, speed: float | None) -> Prospect:
-        """Returns the plan's lines.
+        """Returns the lines for the plan.
 
         If AWS denies a request, the account section reports only that error.
         """

@@ -39,7 +39,7 @@ from .base import Machines
 
 
 class Standing(Machines):
-    """Existing machines (base.py), which setup only prints and `make clean` leaves alone."""
+    """Existing machines (base.py), which setup only lists and `make clean` leaves alone."""
 
     def changes(self) -> tuple[Artifact, ...]:
         return ()

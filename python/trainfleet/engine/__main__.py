@@ -202,7 +202,7 @@ def open_loggers(run: Run, config: Config) -> Loggers | None:
 
 
 def greeting(trainer: Trainer) -> str:
-    """Returns a rank's first log line: its rank, device, batch size and start step."""
+    """Returns the first log line of a rank: its number, device, batch size and start step."""
     world, train = trainer.world, trainer.train
     work = (
         f"{trainer.batches.per_step} micro-batches of {train.micro_batch_size} x "

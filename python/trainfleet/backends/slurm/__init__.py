@@ -537,7 +537,7 @@ def folder_of(config: Config) -> str:
 
 
 def as_slurm_says(name: str) -> Host:
-    """Returns a host named and addressed by a node's Slurm name."""
+    """Returns a host with the node's Slurm name as both its name and its address."""
     return Host(name, name)
 
 
