@@ -29,7 +29,7 @@ OURS = {
 
 
 class Backends(Mapping[str, type[Backend]]):
-    """Mapping from backend name to class, including backends from installed packages
+    """Maps backend names to classes, including backends from installed packages
     (process/plugins.py).
 
     Each class is imported on first access, because importing all of them takes 0.06 s.
@@ -74,7 +74,10 @@ BACKENDS = Backends()
 
 @functools.cache
 def backend_of(config: Config) -> Backend:
-    """Returns the config's backend. The instance is cached because it holds open connections."""
+    """Returns the config's backend.
+
+    The instance is cached, because it holds open connections.
+    """
     return BACKENDS[config.fleet.backend](config)
 
 
@@ -84,22 +87,24 @@ def terms_of(name: str) -> BackendTerms:
 
 
 def terms_to_examine(name: str) -> BackendTerms:
-    """Returns the validation rules without the check for unknown accelerators. `make doctor` uses
-    them, because it detects the accelerators.
+    """Returns the validation rules that allow unknown accelerators.
+
+    `make doctor` uses these rules, because it detects the accelerators.
     """
     here = BACKENDS[name].is_here
     return BackendTerms(_node_here if here else _node_elsewhere, _refuse_known, here)
 
 
 def is_guest(config: Config) -> bool:
-    """Returns whether this config uses machines that another config owns. Only the owning config
-    creates, changes and removes them.
+    """Returns whether this config uses machines that another config owns.
+
+    Only the owning config creates, changes and removes the machines.
     """
     return config.fleet_name != config.name and Can.MACHINES in BACKENDS[config.fleet.backend].can
 
 
 def shared(config: Config) -> Config:
-    """Returns a config that keeps using this config's machines even if its name is changed."""
+    """Returns a config that still uses this config's machines after its name is changed."""
     from .supported_keys import honours
 
     if not honours(config, "fleet.aws.share_fleet_of"):
@@ -113,7 +118,7 @@ def shared(config: Config) -> Config:
 
 
 def _node_here(row: node_types.NodeType | None, nodes: int) -> node_types.Node:
-    """Returns the simulated node of the local backend: an equal share of this machine's
+    """Returns the local backend's simulated node, with an equal share of this machine's
     accelerators.
     """
     if row is None or not row.owned:
@@ -162,7 +167,7 @@ def _refuse_known(config: Config) -> Iterator[tuple[str, str]]:
         counts = f"the {backend.name} backend uses AWS prices"
         yield "fleet.accelerator.usd_per_hour", f"{own.usd_per_hour:g}: {counts}; remove it"
     if config.fleet.on_slow_node == "replace" and Can.LEAVE_OUT not in backend.can:
-        # List only built-in backends, because importing a third-party backend can fail.
+        # list only built-in backends, because importing a third-party one can fail
         able = ", ".join(name for name in OURS if Can.LEAVE_OUT in BACKENDS[name].can)
         yield (
             "fleet.on_slow_node",
@@ -172,8 +177,9 @@ def _refuse_known(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _refuse_arm(config: Config) -> Iterator[tuple[str, str]]:
-    """Yields an error for each setting that requires x86-64 builds if the nodes have ARM CPUs
-    (GB200 or GH200).
+    """Yields an error for each setting that requires x86-64 builds, if the nodes have ARM CPUs.
+
+    This applies to GB200 and GH200 nodes.
     """
     fleet, kind, backend = config.fleet, config.fleet.node_type, BACKENDS[config.fleet.backend]
     if kind is None or kind.accelerator is None or not kind.accelerator.arm:

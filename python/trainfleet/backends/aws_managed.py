@@ -1,7 +1,7 @@
 """Shared base of the AWS Batch and SageMaker backends, which poll and stop jobs through the
 service's API.
 
-The entrypoint writes its log to S3, next to the checkpoints. That log is preferred because it is
+The entrypoint writes its log to S3, next to the checkpoints. This log is preferred, because it is
 complete and only seconds old. If a node fails before its entrypoint starts, or can't write to S3,
 only the service has its output. That output goes to logs/engine-<i>.log.
 
@@ -79,7 +79,7 @@ def keep(calls: Calls, config: Config, names: Iterable[str]) -> None:
             Overwrite=True,
         )
         marks = pairs(own_tags(config.fleet_name))
-        # PutParameter rejects Tags in combination with Overwrite.
+        # PutParameter rejects Tags combined with Overwrite
         calls("ssm", "AddTagsToResource", ResourceType="Parameter", ResourceId=where, Tags=marks)
 
 
@@ -89,8 +89,7 @@ OBJECT = re.compile(r".+/node-(\d{1,9})\.log(?:/[^/]+)?")
 
 @dataclass(frozen=True)
 class Console:
-    """Location of the containers' output in CloudWatch Logs: one log group, with one stream per
-    node.
+    """Location of the containers' output in CloudWatch Logs: one log group, one stream per node.
 
     `began` is the Unix time at which the containers of the latest attempt started.
     """
@@ -103,15 +102,16 @@ class Console:
 
 @dataclass
 class Consoles:
-    """Downloader of console output for nodes that have no log in S3. Each call fetches only new
-    lines.
+    """Downloads console output for nodes without a log in S3.
+
+    Each call fetches only new lines.
     """
 
     calls: Calls
     tokens: dict[str, str] = field(default_factory=dict)  # stream name → read position
 
     def bring(self, console: Console | None, folder: Path, address: str) -> None:
-        """Downloads new console lines of nodes without a log in S3 to the engine logs in `folder`.
+        """Appends new console lines to the engine logs in `folder`, for nodes without a log in S3.
 
         `folder` is a run folder or dataset folder, and the local copy of `address` in S3.
 
@@ -145,13 +145,13 @@ class Consoles:
         }
 
 
-# prefix of the status reason if a user asked the service to terminate the job
+# prefix of the status reason if a user had the service terminate the job
 ON_REQUEST = "ended on request"
 PACE = 3.0  # polling interval in seconds
 
 
 class Hosted(Backend):
-    """Base class for managed services that run jobs in a container image, on nodes without a shared
+    """Base class for managed services that run jobs in container images on nodes without a shared
     disk.
 
     The run folder is in S3 (s3_run.py).
@@ -198,9 +198,7 @@ class Hosted(Backend):
 
     @abstractmethod
     def console(self, handle: Handle) -> Console | None:
-        """Returns the location of the containers' output, or None if the containers have not
-        started.
-        """
+        """Returns where the containers' output is, or None if the containers have not started."""
 
     def status(self, handle: Handle) -> Status:
         """Returns the job's status, which is at most `pace` seconds old."""
@@ -216,9 +214,10 @@ class Hosted(Backend):
         return PACE
 
     def stop(self, handle: Handle, at_once: bool) -> None:
-        """Stops the job. The service sends SIGTERM so that ranks can save, and later SIGKILL.
+        """Stops the job.
 
-        With `at_once`, waits until the job has ended.
+        The service sends SIGTERM, so that ranks can save, and SIGKILL later. With `at_once`, waits
+        until the job has ended.
 
         Raises:
             BackendError: the job is still active after `gone` seconds.
@@ -240,8 +239,8 @@ class Hosted(Backend):
             clock.sleep(PACE / 4)
 
     def has_job(self, run: Run) -> bool:
-        """Returns whether the run has an active job in the service. The result is at most PACE
-        seconds old.
+        """Returns whether the run has an active job in the service, as of at most PACE
+        seconds ago.
         """
         when, seen = self._has_job
         if not 0 <= clock.now() - when < PACE:
@@ -263,7 +262,7 @@ class Hosted(Backend):
         """Returns the cost of running a job on the config's nodes."""
 
     def stopping(self, grace: float) -> list[str]:
-        """Returns `make plan` lines that compare the checkpoint save time with the `grace` seconds
+        """Returns `make plan` lines comparing the checkpoint save time to the `grace` seconds
         before SIGKILL.
         """
         saving, every = saving_of(self.config), self.config.checkpoint.every
@@ -282,7 +281,7 @@ class Hosted(Backend):
     def bill(self) -> Bill | None:
         """Returns the bill, or None if no price is known.
 
-        Prices come from the built-in table. The Pricing API is queried for machines that the table
+        Uses the built-in price table, and queries the Pricing API for machines that the table
         lacks.
         """
         return self._whole(self.config)

@@ -7,7 +7,7 @@ through this interface.
     submit(request)       → Handle: the only call that starts jobs; idempotent per request token
     status(handle)        → Status: cached; the backend sets the polling interval, so callers can
                             call it several times per second
-    stop(handle, at_once) idempotent. By default, asks the nodes to finish critical work and exit.
+    stop(handle, at_once) idempotent; by default, asks the nodes to finish critical work and exit.
                           With `at_once`, returns when no reachable node runs a process of the job
     find(run)             → Handle of any job that may still be running for the run; queries the
                             nodes instead of local state
@@ -43,14 +43,14 @@ from .run_storage import Place
 if TYPE_CHECKING:
     from .head import Head
 
-# Requirements of injected faults: network links used only by the job, and a dedicated head.
+# requirements of injected faults: network links that only the job uses, and a dedicated head
 LINKS, OWN_HEAD = ("links", "head")
-# Files in the run folder that store the submitted job's handle and request.
+# files in the run folder with the submitted job's handle and request
 HANDLE, REQUEST = ("handle.json", "request.json")
 
 
 class Can(Enum):
-    """Backend capabilities. The support table in docs/evidence is generated from them."""
+    """Backend capabilities, from which the support table in docs/evidence is generated."""
 
     SHARED = "its nodes share the run folder; other backends use s3://"
     LEAVE_OUT = "hosts can be excluded from an attempt"
@@ -63,7 +63,7 @@ class Can(Enum):
 
 
 class Phase(Enum):
-    """Phase of a job. It costs money and is monitored from RUNNING on."""
+    """Phase of a job, which costs money and is monitored from RUNNING on."""
 
     QUEUED = "queued"
     STARTING = "starting"
@@ -84,7 +84,7 @@ class Status:
     leaves    whether a retry can exclude some of these hosts by name
     ended_by  user request that made the scheduler end the job, if the exit codes do not show
               whether the ranks saved
-    silent    lost nodes that may still be running; the heartbeats of their ranks decide
+    silent    lost nodes that may still be running; their ranks' heartbeats decide
     """
 
     phase: Phase
@@ -108,11 +108,11 @@ class Status:
 
 @dataclass(frozen=True)
 class Handle:
-    """Submitted job as plain data. Any process that can access the run folder or the account can
-    use it to query, follow and stop the job.
+    """Submitted job as plain data.
 
-    `id` is the scheduler's job ID, and `token` identifies the request. `hosts` lists the machine of
-    each node if the plan selected the machines.
+    Any process with access to the run folder or the account can use it to query, follow and stop
+    the job. `id` is the scheduler's job ID, and `token` identifies the request. `hosts` lists the
+    machine of each node if the plan selected the machines.
     """
 
     backend: Name
@@ -136,8 +136,8 @@ class Prospect:
 
     lines    readable description of the changes and their cost
     changes  the exact requests
-    awaited  whether the service's resources do not exist yet, or the credentials to check for
-             them are missing
+    awaited  whether the service's resources do not exist yet, or the credentials to look them up
+             are missing
     unasked  whether setup would create machines in an account that can't be queried, so the
              machines are unknown
     exact    whether job requests name no machines, so they are known before setup
@@ -209,8 +209,9 @@ class JobSteps(Protocol):
         ...
 
     def run_beside(self, handle: Handle, node: int, words: Sequence[str]) -> str | None:
-        """Runs a command on one of the job's nodes. Returns its output, or None if the job has no
-        such node.
+        """Runs a command on one of the job's nodes.
+
+        Returns its output, or None if the job has no such node.
         """
         ...
 
@@ -221,15 +222,15 @@ class JobSteps(Protocol):
     def guard(self, folder: Path, remove: str) -> str:
         """Returns a shell script that cancels the jobs of `folder` when its stdin closes.
 
-        The script also runs `remove`, unless it read a line from stdin before that.
+        The script also runs `remove`, unless it has read a line from stdin.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Harm:
-    """Means by which a rehearsal reaches the processes that it disrupts: SSH, scheduler steps, or
-    otherwise this machine.
+    """Access that a rehearsal uses to disrupt processes: SSH, scheduler steps, or else this
+    machine.
     """
 
     head: Head | None = None
@@ -237,18 +238,19 @@ class Harm:
 
 
 class Bake(Protocol):
-    """Machines that can be saved as an image for future machines."""
+    """Builder for an image from which future machines start."""
 
     def make(self) -> int:
-        """Creates the image unless an image with these versions exists. Returns the exit code of
-        `make image`.
+        """Creates the image unless one with these versions exists.
+
+        Returns the exit code of `make image`.
         """
         ...
 
 
 class Backend(Protocol):
-    """Interface that launch/ and watch/ use to run jobs. The module docstring describes each
-    method.
+    """Interface that launch/ and watch/ use to run jobs; the module docstring describes the
+    methods.
 
     Backends subclass it. Optional capabilities return None by default.
     """
@@ -256,12 +258,12 @@ class Backend(Protocol):
     name: str
     can: frozenset[Can]
     is_here: bool  # whether this machine simulates the nodes
-    # Source of each node's placement, and of the scheduler's rules for nodes (node/placements/).
+    # source of each node's placement and of the scheduler's rules for nodes (node/placements/)
     placement: PlacementSource
     tried_on: str  # what the tests run against, real or fake, for the support table
-    # Capabilities that the tests cover only with a fake, for the support table.
+    # capabilities that tests cover only with a fake, for the support table
     pretended: Mapping[Can, str] = MappingProxyType({})
-    # Whether jobs are launched by another machine, which also runs the commands typed here.
+    # whether another machine launches jobs, and runs the commands typed here
     hands_over: bool = False
     # whether the user owns the machines, so that only the config describes them
     owned: bool = False
@@ -297,12 +299,16 @@ class Backend(Protocol):
 
     @property
     def lingers(self) -> bool:
-        """Returns whether a run may be active on the nodes. False if there are no nodes."""
+        """Returns whether a run may still be active on the nodes.
+
+        False if there are no nodes.
+        """
         return True
 
     def head(self) -> Head | None:
-        """Returns the SSH hosts and the head that runs forwarded commands, or None if the backend
-        has no SSH hosts.
+        """Returns the SSH hosts with their head, which runs forwarded commands.
+
+        Returns None if the backend has no SSH hosts.
         """
         return None
 
@@ -311,21 +317,18 @@ class Backend(Protocol):
         return None
 
     def purchase(self) -> Purchase | None:
-        """Returns the interface for purchasing capacity, or None if the backend does not support
-        purchases.
-        """
+        """Returns the interface for purchasing capacity, or None if purchases are not supported."""
         return None
 
     def bake(self) -> Bake | None:
-        """Returns the interface for creating node images, or None if machines are not created from
-        images.
-        """
+        """Returns the image builder, or None if machines are not created from images."""
         return None
 
     def probe(self) -> Probe | None:
         """Returns the hardware that the nodes report.
 
-        Returns None if no node can be queried, or if `make doctor` queries each node over SSH.
+        Returns None if no node can be queried, or if `make doctor` queries each node over SSH
+        instead.
         """
         return None
 
@@ -335,26 +338,26 @@ class Backend(Protocol):
     def absent(self, hosts: Sequence[str]) -> Mapping[int, str]:
         """Returns node → reason for each machine in `hosts` that does not respond.
 
-        Returns an empty mapping if `status` already reports unreachable nodes.
+        Returns an empty mapping if `status` already covers unreachable nodes.
         """
         return {}
 
     def cut_off(self, handle: Handle) -> str:
-        """Returns this machine's name if it is cut off from the job's other hosts and another host
-        can lead, or "" otherwise.
+        """Returns this machine's name if it is cut off from the job's other hosts, otherwise "".
+
+        Also returns "" if no other host can lead.
         """
         return ""
 
 
 def save_job(run: Run, handle: Handle, request: Request) -> None:
-    """Writes the job to the run folder, where other processes can query, follow and stop it."""
+    """Writes the job to the run folder, so that other processes can query, follow and stop it."""
     run_folder.write_json(run.folder / REQUEST, request.record())
     run_folder.write_json(run.folder / HANDLE, asdict(handle))
 
 
 def load_job(run: Run) -> tuple[Handle, Request] | None:
-    """Returns the run's latest submitted job, whether active or ended, or None if no job was
-    submitted.
+    """Returns the run's latest submitted job, active or not, or None if no job was submitted.
 
     Raises:
         RunError: the files are malformed.

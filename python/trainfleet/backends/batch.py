@@ -1,8 +1,8 @@
 """AWS Batch backend: runs each job as one multi-node parallel job, on nodes without a shared disk.
 The run folder is in S3 (s3_run.py).
 
-SubmitJob has no client token, so retrying it after a lost response could start a second job. The
-job name therefore contains the request token, and `submit` searches for that name before and after
+SubmitJob is not idempotent, so a retry after a lost response could start a second job. The job name
+therefore contains the request token, and `submit` searches for that name before and after
 SubmitJob. Any machine with the config can query and stop a job.
 
 Tested: requests against botocore's models, and a fake of Batch that runs real containers
@@ -39,10 +39,9 @@ from .queue_reasons import QueueReasons
 from .request_json import TOKEN, artifact, bodies, pairs
 
 GROUP = "/aws/batch/job"  # Batch's default CloudWatch log group
-# Keys of fleet.aws that have no effect if the user provides the queue.
+# fleet.aws keys that have no effect if the user provides the queue
 OF_THE_STACK = ("zones", "vpc", "subnets", "capacity", "reservation", "ami")
-# IAM role of the container → policy statements that the role needs. Users can provide their own
-# roles.
+# IAM role of the container → policy statements that it needs; users can provide their own roles
 ROLES = {"jobRoleArn": statements, "executionRoleArn": scheduler_template.of_a_start}
 AT_ONCE = 100  # maximum number of jobs per DescribeJobs request
 GONE = 60.0  # seconds for a terminated job to end: SIGTERM, 30 s, SIGKILL, and the ECS report
@@ -74,8 +73,8 @@ class Batch(Hosted):
 
     @property
     def queues(self) -> tuple[str, ...]:
-        """Returns the training queue, followed by the tokenizing queue if the config has separate
-        tokenizing machines.
+        """Returns the training queue, and the tokenizing queue if the config has separate machines
+        for it.
         """
         return (
             (self.queue, tokenizing_queue(self.config))
@@ -114,7 +113,7 @@ class Batch(Hosted):
             yield "fleet.batch.priority", "applies only within a share; set fleet.batch.share"
 
     def plan(self, job: Job, without: Mapping[str, str]) -> Request:
-        """Returns the requests that register the job definition and submit the job.
+        """Returns the requests to register the job definition and submit the job.
 
         Ignores `without`, because Batch selects the machines.
         """
@@ -135,10 +134,10 @@ class Batch(Hosted):
     def submit(self, request: Request) -> Handle:
         """Submits a job after checking that it can run.
 
-        If a job with the request's token exists, returns that job instead.
+        If the request's token already has a job, returns that job instead.
 
         Raises:
-            BackendError: the job can't run. The message contains the reason.
+            BackendError: the job can't run. The message says why.
         """
         name = self._name(request)
         if there := self._named(name):
@@ -161,7 +160,7 @@ class Batch(Hosted):
         return self._handle(request, self._named(name) or [made])
 
     def _require(self, job: Job, container: Mapping[str, Any]) -> None:
-        """Raises CloudError if Batch could not run the job in this container."""
+        """Raises CloudError if Batch could not run the job in its container."""
         roles = [
             partial(checks.role, arn, "ecs-tasks.amazonaws.com", allowed)
             for key, allowed in ROLES.items()
@@ -174,8 +173,9 @@ class Batch(Hosted):
         return f"{slug(self.config.name, 60)}-{request.job.kind}-{request.token}"
 
     def _named(self, name: str) -> list[JobRecord]:
-        """Returns the jobs with this name, oldest first. A trailing * in `name` matches any
-        suffix.
+        """Returns the jobs with this name, oldest first.
+
+        A trailing * in `name` matches any suffix.
         """
         return sorted(
             (job for queue in self.queues for job in self._listed(queue, name)),
@@ -196,9 +196,7 @@ class Batch(Hosted):
             raise
 
     def _handle(self, request: Request, jobs: list[JobRecord]) -> Handle:
-        """Returns the handle of the oldest job. Terminates the duplicates that a retried request
-        started.
-        """
+        """Returns the handle of the oldest job, and terminates duplicates from retried requests."""
         for job in jobs[1:]:
             self.calls(
                 "batch",
@@ -209,7 +207,8 @@ class Batch(Hosted):
         return Handle(self.name, str(jobs[0]["jobId"]), request.token, request.job.nodes)
 
     def pace(self, handle: Handle) -> float:
-        # A DescribeJobs request accepts at most AT_ONCE jobs, so larger jobs are polled less often.
+        # DescribeJobs accepts at most AT_ONCE jobs per request, so larger jobs are polled less
+        # often
         return aws_managed.PACE * max(1.0, handle.nodes / AT_ONCE)
 
     def look(self, handle: Handle) -> Status:
@@ -269,7 +268,7 @@ class Batch(Hosted):
         return f"aws batch describe-jobs --jobs {handle.id}"
 
     def find(self, run: Run) -> Handle:
-        """Returns the run's newest active job, or its newest job if none is active."""
+        """Returns the run's newest active job, or its newest job if none are active."""
         named = rf"{re.escape(slug(run.name, 60))}-(train|tokenize)-{TOKEN}"
         mine = [
             job
@@ -304,7 +303,7 @@ class Batch(Hosted):
 
 
 def _refuse_beside(queue: str, config: Config) -> Iterator[tuple[str, str]]:
-    """Yields an error for each setting that does not apply to a user-provided queue."""
+    """Yields an error for each setting that has no effect on a user-provided queue."""
     region = config.fleet.aws.region
     if ":" in queue and region and queue.split(":")[3] != region:
         yield (
@@ -324,7 +323,7 @@ def _refuse_beside(queue: str, config: Config) -> Iterator[tuple[str, str]]:
 
 
 def status_of(job: JobRecord, parts: Mapping[int, JobRecord], waits: str) -> Status:
-    """Converts the DescribeJobs records of a job and its nodes to a status.
+    """Converts DescribeJobs records of a job and its nodes to a status.
 
     `waits` explains why the job is still queued. Exit codes are omitted if Batch will retry the
     job.
@@ -350,7 +349,7 @@ def status_of(job: JobRecord, parts: Mapping[int, JobRecord], waits: str) -> Sta
     if exits.get(0) in (ELSEWHERE, AGAIN) and (
         lost or any(code for node, code in exits.items() if node)
     ):
-        exits[0] = 0  # the main node only propagates another node's failure
+        exits[0] = 0  # the main node only propagated another node's failure
     if job["status"] == "FAILED" and not any(exits.values()) and not lost and not _asked(job):
         exits[0] = 1
     why = (
@@ -367,7 +366,7 @@ def status_of(job: JobRecord, parts: Mapping[int, JobRecord], waits: str) -> Sta
 def _exit(part: JobRecord) -> int:
     """Returns a node's exit code.
 
-    A node that never ran gets 0, or 1 if Batch marked it as failed.
+    For a node that never ran, returns 1 if Batch marked it as failed, otherwise 0.
     """
     code = part.get("container", {}).get("exitCode")
     return (

@@ -1,6 +1,6 @@
 """Builds AWS Batch requests: multi-node job definitions and job submissions. Pure.
 
-All nodes are in one node range. Batch allows at most five ranges, so one range per node would limit
+All nodes share one node range. Batch allows at most five ranges, so a range per node would limit
 jobs to five nodes
 (https://docs.aws.amazon.com/batch/latest/userguide/create-multi-node-job-definition.html, and
 pytorch/torchx #700).
@@ -25,9 +25,9 @@ from .request_json import Body, environment, pairs
 
 ABSENT = 69  # exit code if a node never reached the barrier (node/barrier.py)
 KILLED = 137  # exit code after SIGKILL from the OOM killer or a user
-# The container's share of node memory. The rest is for the operating system and the ECS agent.
+# Fraction of node memory for the container. The rest is for the operating system and ECS agent.
 SHARE = 0.92
-MARGIN = 10.0  # seconds reserved before a node ends, for its last log lines
+MARGIN = 10.0  # seconds reserved for a node's last log lines before it ends
 MOST_SHARED = 64  # maximum size of /dev/shm, in GiB
 DEVICE_RANKS = {"NeuronCore-v2": 2, "NeuronCore-v3 x2": 4}  # ranks per device file (/dev/neuron<i>)
 MIB_A_GIB = 1024
@@ -37,7 +37,7 @@ PERMISSIONS = ["READ", "WRITE", "MKNOD"]
 def definition(config: Config, job: Job, image: str, secrets: Mapping[str, str]) -> Body:
     """Returns the RegisterJobDefinition request body.
 
-    The name contains a hash of the other fields, so identical definitions are registered only once.
+    The name contains a hash of all other fields, so identical definitions are registered only once.
     """
     body: Body = {
         "type": "multinode",
@@ -72,9 +72,9 @@ def held(config: Config) -> Body:
 
 
 def container(config: Config, image: str, secrets: Mapping[str, str]) -> Body:
-    """Returns the container properties of every node, without the command.
+    """Returns the container properties shared by all nodes, without the command.
 
-    The container gets the entire machine, including all devices, except for a share of the memory.
+    The container gets the whole machine with all devices, except for a small part of the memory.
     """
     row, batch = node_types.INSTANCE_TYPES[config.fleet.instance_type or ""], config.fleet.batch
     shared = batch.shared_memory_gib or min(MOST_SHARED, row.memory_gib // 4)
@@ -97,7 +97,7 @@ def container(config: Config, image: str, secrets: Mapping[str, str]) -> Body:
                 for path in devices(row)
             ],
         },
-        # EFA locks the memory that it registers for RDMA, so memlock must be unlimited.
+        # EFA locks the memory it registers for RDMA, so memlock must be unlimited
         "ulimits": [
             {"name": name, "softLimit": most, "hardLimit": most}
             for name, most in (("memlock", -1), ("nofile", 65535))
@@ -105,16 +105,17 @@ def container(config: Config, image: str, secrets: Mapping[str, str]) -> Body:
         "secrets": [{"name": name, "valueFrom": where} for name, where in sorted(secrets.items())],
         **mounts(config),
     }
-    # Only the stack's execution role may write to the stack's log group, which is deleted with the
-    # stack.
+    # only the stack's execution role may write to the stack's log group, which is deleted with the
+    # stack
     if not batch.execution_role:
         body["logConfiguration"] = {"logDriver": "awslogs", "options": {"awslogs-group": LOG_GROUP}}
     return {name: value for name, value in body.items() if value}
 
 
 def devices(row: node_types.NodeType) -> list[str]:
-    """Returns the device files to map into the container. GPUs are excluded because Batch adds
-    them.
+    """Returns the device files to map into the container.
+
+    Excludes GPUs, which Batch adds.
     """
     found = [f"/dev/infiniband/uverbs{number}" for number in range(row.efa)]
     if row.accelerator and row.accelerator.kind == "neuron":
@@ -126,8 +127,8 @@ def devices(row: node_types.NodeType) -> list[str]:
 
 
 def mounts(config: Config) -> Body:
-    """Returns the bind mount for the FSx file system, which the launch template mounts on the
-    node.
+    """Returns the bind mount for the FSx file system, which the launch template mounts on
+    the node.
     """
     if config.fleet.fsx.dns_name is None:
         return {}
@@ -139,8 +140,8 @@ def mounts(config: Config) -> Body:
 
 
 def retries(attempts: int) -> Body:
-    """Returns the Batch retry strategy: retries after machine failures, but never after errors that
-    would recur.
+    """Returns the Batch retry strategy, which retries machine failures but not errors that would
+    recur.
 
     Batch evaluates only the exit code of a multi-node job's main node. If another node is lost, the
     main node's ranks fail too, and the main node exits with AGAIN (watch/node_verdict.py).
@@ -156,7 +157,7 @@ def retries(attempts: int) -> Body:
 def grace(config: Config) -> float:
     """Returns the seconds that ranks have to save when Batch stops a node.
 
-    Machines created by setup allow more time than those of a user-provided queue.
+    Machines created by setup allow more time than those behind a user-provided queue.
     """
     return PLACEMENT.terms.grace if config.fleet.batch.queue else STOPS - MARGIN
 

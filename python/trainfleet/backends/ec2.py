@@ -1,10 +1,10 @@
 """EC2 backend: an SSH fleet whose instances are created by a CloudFormation stack and found by tag.
 
 A node's identity is its instance ID, even in quarantine, because AWS can reassign its address to
-another machine. Host keys come from AWS (ec2_machines.py). The head does not query AWS, because the
-config it receives contains the hosts and the file system.
+another machine. Host keys come from AWS (ec2_machines.py). The head does not query AWS, because it
+receives a config with the hosts and the file system.
 
-`make image` seals one idle, fully set-up node and creates an image of it for future machines.
+`make image` seals an idle node after setup, and creates an image of it for future machines.
 
 Tested: all SSH operations run for real, on nodes in network namespaces, with a mock AWS account
 (tests/aws). Not tested: EFA, FSx, and AWS itself.
@@ -48,9 +48,7 @@ TIMEOUT = 300.0  # timeout in seconds for sealing a node
 
 
 class Baking(Bake):
-    """Image builder (base.py) that uses one of the stack's nodes. It reaches the nodes through
-    `head`.
-    """
+    """Image builder (base.py) that uses a node of the stack, reached through `head`."""
 
     def __init__(self, cloud: FleetStack, head: Head) -> None:
         self.cloud, self.head = cloud, head
@@ -103,7 +101,7 @@ def _baked(head: Head, oven: Oven) -> str:
 def _at_rest(head: Head) -> tuple[Host, Facts]:
     """Returns an idle node that is set up and has passed its checks.
 
-    Selects the last such node, because the first node leads runs.
+    Picks the last candidate, because the first node leads runs.
 
     Raises:
         BackendError: no node qualifies. The message lists each node's problem.
@@ -140,8 +138,9 @@ def _at_rest(head: Head) -> tuple[Host, Facts]:
 
 @contextmanager
 def _sealed(head: Head, host: Host, facts: Facts) -> Iterator[None]:
-    """Seals a node for the duration of the `with` block. A sealed disk contains no files that must
-    stay out of an image, such as keys.
+    """Seals a node for the duration of the `with` block.
+
+    A sealed disk is free of files that must not end up in an image, such as keys.
     """
     transport, sudo = head.transport, "" if facts.user == "root" else "sudo -n "
     folder, failed = send_scripts(transport, [host])
@@ -183,8 +182,8 @@ class StackHosts(Head):
 
     @functools.cached_property
     def located(self) -> Config:
-        """Returns the config with values from AWS: the running nodes in order, their SSH settings,
-        and the file system.
+        """Returns the config with values from AWS: the running nodes in order, SSH settings, and
+        the file system.
         """
         if not self.hands_over:
             return self.config
@@ -226,7 +225,7 @@ class StackHosts(Head):
 
     @property
     def by_agent(self) -> bool:
-        """Returns whether SSH connections use SSM Session Manager because no port is open."""
+        """Returns whether SSH connections use SSM Session Manager, because no port is open."""
         return self.hands_over and self.fleet.aws.ssm_only
 
     def address(self, node: StackNode) -> str:
@@ -256,7 +255,7 @@ class Ec2(Ssh):
     def ahead(self) -> Blocks | None:
         """Returns the capacity block that `make setup` finds, purchases and uses.
 
-        Returns None on the head, or if the config does not request a block.
+        Returns None on the head, or if the config requests no block.
         """
         hours = self.fleet.aws.block_hours
         if hours is None or not self.hands_over:
@@ -276,13 +275,14 @@ class Ec2(Ssh):
         return self if self.ahead else None
 
     def obtain(self, may_buy: bool) -> tuple[list[str], bool]:
-        """Purchases the capacity block if `may_buy` is set. Returns lines that describe it, and
-        whether it is usable now.
+        """Purchases the capacity block if `may_buy` is set.
+
+        Returns lines that describe the block, and whether it is usable now.
         """
         if self.ahead is None:
             return [], True
         found = self.ahead.obtain(may_buy, self._whole())
-        for name in ("cloud", "paid"):  # these cached values depend on the purchased capacity
+        for name in ("cloud", "paid"):  # drop cached values that depend on the purchased capacity
             self.__dict__.pop(name, None)
         self._head.look_again()
         return found
@@ -303,9 +303,7 @@ class Ec2(Ssh):
             )
 
     def extras(self, job: Job) -> dict[str, str]:
-        """Returns environment variables for the nodes: the log destination, and whether to copy the
-        dataset to local disk first.
-        """
+        """Returns the nodes' environment variables for the log destination and dataset copying."""
         logs = {LOGS: f"{region_of(self.config)} {log_group(self.config)}"}
         return logs | (
             {COPY: SCRATCH} if job.torchrun and template_storage.copies(self.config) else {}

@@ -3,9 +3,9 @@ gone.
 
 Host keys come from AWS, never from the SSH connection that they authenticate. cloud-init prints
 them to the console between two marker lines, but the console text can lag by minutes (EC2 user
-guide, "Instance console output"). If the console has no keys yet, they are read through the SSM
-agent, which our images include. With the Session Manager plugin, SSH itself can also run through
-SSM.
+guide, "Instance console output"). Until the console has the keys, they are read through the SSM
+agent, which our images include. With the Session Manager plugin, SSH connections can also run
+through SSM.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def keep_keys(
 ) -> tuple[Path, set[str]]:
     """Writes the nodes' host keys to a known_hosts file.
 
-    Returns the file, and the IDs of the nodes with known keys. Each instance's keys are fetched
-    once and written under its current address.
+    Returns the file, and the IDs of nodes with known keys. Each instance's keys are fetched once
+    and written under its current address.
     """
     folder = STATE / fleet.stack.name
     keys = read_keys(folder / "keys.json")
@@ -98,10 +98,9 @@ def read_keys(path: Path) -> dict[str, list[str]]:
 
 
 def learn(calls: Calls, ids: Iterable[str]) -> dict[str, list[str]]:
-    """Fetches host keys from AWS.
+    """Fetches host keys from AWS and returns instance ID → keys in known_hosts format.
 
-    Returns instance ID → keys in known_hosts format. Instances whose keys AWS does not report yet
-    are omitted.
+    Omits instances whose keys AWS does not report yet.
     """
     found = {}
     for id_ in ids:
@@ -111,8 +110,8 @@ def learn(calls: Calls, ids: Iterable[str]) -> dict[str, list[str]]:
 
 
 def from_console(calls: Calls, id_: str) -> list[str]:
-    """Returns the host keys printed on the console, or an empty list if they have not appeared
-    yet.
+    """Returns the host keys printed on the console, or an empty list if they haven't
+    appeared yet.
     """
     text = ""
     with passing("InvalidInstanceID.NotFound", "UnsupportedOperation", "UnauthorizedOperation"):
@@ -152,11 +151,11 @@ def from_agent(calls: Calls, id_: str) -> list[str]:
 
 
 def keys_in(text: str) -> list[str]:
-    """Returns the distinct public keys in `text`, formatted as `ssh-ed25519 AAAA...`."""
+    """Returns the distinct public keys in `text`, in the form `ssh-ed25519 AAAA...`."""
     return list(dict.fromkeys(f"{kind} {key}" for kind, key in KEY.findall(text)))
 
 
-# Final resource event → final state on the status board.
+# final resource event → final state on the status board
 STATES = {"made": "ok", "changed": "changed", "deleted": "changed", "kept": "ok", "done": "ok"}
 KEYS_IN = 600.0  # maximum seconds to wait for all host keys
 AGAIN = 10.0
@@ -165,7 +164,7 @@ ROUNDS = 3  # removal attempts; the first can miss resources that were just crea
 
 @contextlib.contextmanager
 def told_of(what: str, then: str) -> Iterator[None]:
-    """Warns on Ctrl-C that AWS may still be working, because Ctrl-C ends only this program."""
+    """Warns on Ctrl-C that AWS may still be creating or deleting resources."""
     try:
         yield
     except KeyboardInterrupt:
@@ -178,7 +177,7 @@ def told_of(what: str, then: str) -> Iterator[None]:
 
 
 def policies(config: Config, inputs: Inputs) -> Iterator[Artifact]:
-    """Yields IAM policies sufficient to create, use and remove the config's machines."""
+    """Yields IAM policies that suffice to create, use and remove the config's machines."""
     for number, found in enumerate(permissions.documents(permissions.policy(config, inputs)), 1):
         name = "policy.json" if number == 1 else f"policy-{number}.json"
         yield Artifact(name, json.dumps(found, indent=2) + "\n")
@@ -194,7 +193,7 @@ class Stacked(Machines):
         self.cloud = cloud
 
     def prospect(self, hours: float | None, speed: float | None) -> Prospect:
-        """Returns the planned changes, their cost, and anything that would prevent them."""
+        """Returns the planned changes, their cost, and anything that would block them."""
         lines = plan_text.describe(
             self.cloud.config, self.cloud, self.foreseen, hours, speed, self.paid
         )
@@ -202,14 +201,15 @@ class Stacked(Machines):
 
     @functools.cached_property
     def foreseen(self) -> Foreseen:
-        """Returns the planned requests. They are cached so that a plan displays the same requests
-        that it writes to files.
+        """Returns the planned requests.
+
+        They are cached, so that a plan displays the same requests that it writes to files.
         """
         return self.cloud.foresee(self.bad())
 
     def changes(self) -> tuple[Artifact, ...]:
-        """Returns the exact requests that would create or update the stack, and an IAM policy that
-        allows them.
+        """Returns the exact requests that would create or update the stack, and an IAM policy
+        allowing them.
         """
         planned = self.foreseen.requests
         if not planned:
@@ -259,9 +259,9 @@ class Stacked(Machines):
 
     @told_of("some resources still exist", "run make clean again")
     def remove(self, purge: bool) -> None:
-        """Removes all resources except those that contain data, and verifies that no others remain.
+        """Removes all resources except those with data, and verifies that no others remain.
 
-        With `purge`, also removes resources that contain data.
+        With `purge`, also removes those with data.
 
         Raises:
             BackendError: other resources remain. The message includes their cost.
@@ -280,7 +280,7 @@ class Stacked(Machines):
 
 
 class Instances(Stacked):
-    """EC2 instances that `make setup` creates and configures."""
+    """EC2 instances that `make setup` creates and sets up."""
 
     system = "ubuntu2404"
 
@@ -295,7 +295,7 @@ class Instances(Stacked):
         return set(self.head.quarantine.entries())
 
     def apply(self) -> int:
-        """Creates or updates the stack, waits for its nodes, and sets them up."""
+        """Creates or updates the stack, waits for the nodes, and sets them up."""
         if self.head.by_agent:
             require_plugin()
         bad = self.bad()
@@ -322,8 +322,9 @@ class Instances(Stacked):
         return host_setup.main(replace(located, fleet=fleet), whole=False, temporary=True)
 
     def await_keys(self, nodes: list[StackNode]) -> None:
-        """Waits until AWS has reported every node's host key. Raises BackendError after KEYS_IN
-        seconds.
+        """Waits until AWS has reported every node's host key.
+
+        Raises BackendError after KEYS_IN seconds.
         """
         deadline, said = clock.now() + KEYS_IN, False
         while missing := sorted(
@@ -361,11 +362,11 @@ def prove_gone(
 ) -> None:
     """Verifies with two independent searches that only the resources in `stay` remain.
 
-    Lists the kept resources that contain data.
+    Lists the remaining resources with data.
 
     Raises:
-        BackendError: other resources remain, and the message includes their cost. Also raised if
-            the credentials can't list every resource type.
+        BackendError: other resources remain, with their cost in the message. Also raised if the
+            credentials can't list every resource type.
     """
     kept = list(weighed(calls, [one for one in found if one.id in stay]))
     for one in kept:
@@ -373,7 +374,7 @@ def prove_gone(
             say(f"kept {one.line()}")
     if kept:
         say(f"the kept resources cost {total(kept)}; make clean PURGE=1 removes them too")
-    # An entry without an ID is a resource type that could not be queried.
+    # entries without an ID are resource types that could not be queried
     left = [one for one in found if one.id not in stay]
     if any(one.id for one in left):
         raise _left(left, calls, troubles)
@@ -385,7 +386,7 @@ def prove_gone(
 
 
 def _left(left: list[OwnedResource], calls: Calls, troubles: Mapping[str, str]) -> BackendError:
-    """Returns an error that lists the remaining resources, the reasons and the total cost."""
+    """Returns an error listing the remaining resources, the reasons and the total cost."""
     rows = [f"  {one.line()}{f': {why}' if (why := troubles.get(one.id)) else ''}" for one in left]
     rows += [f"  {line}" for line in strangers(calls, left)]
     there = [one for one in left if one.id]

@@ -1,10 +1,10 @@
-"""SSH hosts of a fleet, and its head: the first host, which runs commands that users type on other
-machines.
+"""SSH hosts of a fleet and its head, the first host, which runs commands typed on other machines.
 
 This module runs in two places. On a user's machine, launch/remote_launch.py forwards commands to
 the head. On the head, where TRAINFLEET_HEAD is set, it connects to the other hosts, and the working
-directory is the shared folder. `Hosts` is the Place of a run for machines that can't access the
-fleet's disk.
+directory is the shared folder.
+
+`Hosts` is the Place of a run for machines that can't access the fleet's disk.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ from ..run.claims import ROOM
 from ..run.run_folder import Run
 from ..trust.errors import BackendError
 
-# Timeout in seconds for launch queries, and number of hosts to try.
+# timeout in seconds for launch queries, and number of hosts to try
 NOTICE, FEW = (20.0, 4)
-REMOVAL = 600.0  # timeout in seconds; checkpoints consist of many large files
+REMOVAL = 600.0  # timeout in seconds; long, because checkpoints consist of many large files
 LARGEST = 1 << 20  # maximum config size in bytes
-# Shell scripts that read and write the launch record in head.json (health/lease.py).
+# shell scripts that read and write the launch record in head.json (health/lease.py)
 LOOK = f"""cd -- {{folder}} 2> /dev/null || exit 0
 [ -e stop ] && ! grep -qs ^engine: stop && echo asked || echo -
 cat {FILE} 2> /dev/null || true"""
@@ -77,9 +77,9 @@ HANDED = ".handed-"  # name prefix of temporary export folders
 
 
 def _sweep(made: str) -> str:
-    """Returns a command that removes a downloaded export.
+    """Returns a command that removes an export after its download.
 
-    The command also removes exports older than a day, which interrupted downloads left behind.
+    Also removes exports older than a day, which interrupted downloads left behind.
     """
     parent = quote(made.rpartition("/")[0])
     old = f"find {parent} -mindepth 1 -maxdepth 1 -name '{HANDED}*' -mmin +1440 -exec rm -rf {{}} +"
@@ -87,8 +87,9 @@ def _sweep(made: str) -> str:
 
 
 class Hosts:
-    """Place of a fleet's run, for machines without access to the fleet's disk. Mirrors the run's
-    small files from any reachable host.
+    """Place of a fleet's run, for machines without access to the fleet's disk.
+
+    Mirrors the run's small files from any reachable host.
     """
 
     words, pace, lag = " on the fleet", 1.0, 0.0
@@ -100,9 +101,9 @@ class Hosts:
         self.folder = config.fleet.shared_folder or ""
         self.head = FleetHead(transport, config, python, code)
         self.mirror = Mirror(transport, self.folder, code, python, run.folder)
-        self.now = 0.0  # time on the fleet's clock at the last refresh
+        self.now = 0.0  # time of the last refresh, on the fleet's clock
         self.entry: Host | None = None  # host that responded last
-        # Stale heartbeats: they did not change while `is_running` waited.
+        # stale heartbeats, which did not change while `is_running` waited
         self.silent: tuple[Holder | None, Standby | None] = (None, None)
 
     def __enter__(self) -> Self:
@@ -123,15 +124,13 @@ class Hosts:
             failures[host] = answer
             if answer.kind == "exit":
                 self.entry = host
-                break  # the host responds but has no run folder, so the others have none either
+                break  # the host responds but lacks the run folder, so the others lack it too
         if any(failure.kind == "exit" for failure in failures.values()):
             return
         raise BackendError(by_host("no host of the fleet answers", failures), next="make doctor")
 
     def read(self, name: str) -> str:
-        """Returns the text of a file in the fleet's run folder, or "" if the file does not
-        exist.
-        """
+        """Returns the text of a file in the fleet's run folder, or "" if it does not exist."""
         path = quote(f"{self.folder}/runs/{self.run.name}/{name}")
         return self._at_the_door(f"[ ! -f {path} ] || head -c {LARGEST} {path}")
 
@@ -170,14 +169,14 @@ class Hosts:
         """Writes or clears the launch record on the fleet.
 
         Does nothing if no host responds or the shared folder is read-only, because the launch
-        itself reports these errors per host.
+        reports these errors for each host.
         """
         self._said(SHOW, launching_text(launching), "rm -f stop" if obeyed else ":")
 
     def _said(self, script: str, stdin: str = "", obey: str = "") -> str:
         """Runs a script that reads or writes the launch record, and returns its output.
 
-        If the host does not respond, returns "", and the next call selects another host.
+        Returns "" if the host does not respond, so that the next call selects another host.
         """
         folder = quote(f"{self.folder}/runs/{self.run.name}")
         command = script.format(folder=folder, obey=obey)
@@ -188,8 +187,9 @@ class Hosts:
         return answer.stdout
 
     def _first(self) -> Host:
-        """Returns the last host that responded. If it is unknown, tries the first FEW hosts, and
-        falls back to the first.
+        """Returns the last host that responded.
+
+        If it is unknown, tries the first FEW hosts, and defaults to the first.
         """
         if self.entry is None:
             few = self.transport.hosts[:FEW]
@@ -221,8 +221,9 @@ class Hosts:
             raise BackendError(str(implausible(error, "find output")), where=where) from error
 
     def forward(self, verb: str, config: Config, variables: dict[str, str]) -> int | None:
-        """Runs the verb on the first host that responds, in the shared folder. After an export,
-        downloads the model.
+        """Runs the verb in the shared folder on the first host that responds.
+
+        After an export, downloads the model.
         """
         host = self._answering()
         if verb != "export":
@@ -255,7 +256,7 @@ class Hosts:
         return ended
 
     def _answering(self) -> Host:
-        """Returns the first host that responds. Raises BackendError if no host responds."""
+        """Returns the first host that responds. Raises BackendError if none respond."""
         failures: dict[Host, HostFailure] = {}
         for host in self.transport.hosts:
             if not (failure := reason(self.transport.ask(host, "true", timeout=20))):
@@ -278,8 +279,9 @@ FENCE_TIMEOUT = 20.0
 
 
 class Head:
-    """Hosts in fleet.hosts, with their connections and facts. Determines which hosts can run a
-    job.
+    """Hosts in fleet.hosts, with their connections and facts.
+
+    Determines which hosts can run a job.
     """
 
     def __init__(self, config: Config) -> None:
@@ -291,17 +293,17 @@ class Head:
 
     @property
     def located(self) -> Config:
-        """Returns the config with the hosts that exist. Defaults to the configured hosts."""
+        """Config with the hosts that currently exist, by default the configured ones."""
         return self.config
 
     @property
     def by_agent(self) -> bool:
-        """Returns whether SSH connections use the SSM agent because the hosts open no ports."""
+        """Returns whether SSH connections use the SSM agent, because the hosts open no ports."""
         return False
 
     @property
     def ends(self) -> float | None:
-        """Returns the Unix time at which all machines are reclaimed, or None if they never are."""
+        """Unix time at which all machines are reclaimed, or None if they never are."""
         return None
 
     @property
@@ -311,19 +313,20 @@ class Head:
 
     @functools.cached_property
     def transport(self) -> Transport:
-        """Returns the transport to all hosts. It connects on first use."""
+        """Transport to all hosts, which connects on first use."""
         return open_fleet(self.located)
 
     def look_again(self) -> None:
-        """Drops the cached hosts and connections. Call it after `make setup` has changed the
-        hosts.
+        """Drops the cached hosts and connections.
+
+        Must be called after `make setup` has changed the hosts.
         """
         for name in ("located", "transport"):
             self.__dict__.pop(name, None)
 
     @property
     def code(self) -> str:
-        """Returns the folder on the nodes that contains this exact version of the code."""
+        """Folder on the nodes that contains this exact version of the code."""
         return (
             f"{self.folder}/code/{content_hash(code_files(self.fleet.backend))}"
             if self.hands_over
@@ -332,12 +335,12 @@ class Head:
 
     @property
     def interpreter(self) -> str:
-        """Returns the path of the nodes' Python interpreter."""
+        """Path of the nodes' Python interpreter."""
         return wanted_of(self.config).interpreter
 
     @property
     def mark(self) -> str:
-        """Returns the mark that identifies this run's processes on every node."""
+        """Mark that identifies this run's processes on every node."""
         return host_commands.mark_of(self.folder, self.config.name)
 
     def place(self, run: Run) -> Hosts:
@@ -349,8 +352,8 @@ class Head:
     ) -> tuple[list[Host], dict[Host, str]]:
         """Returns the hosts that can run a job, in order, and why each other host can't.
 
-        Facts are read once per host. With `again`, hosts with known facts are only checked for a
-        response and a writable shared folder.
+        Facts are read once per host. With `again`, hosts with known facts are only checked for
+        responsiveness and a writable shared folder.
         """
         hosts = tuple(hosts)
         unsound = {
@@ -369,7 +372,7 @@ class Head:
             host: str(answer) for host, answer in answers.items() if isinstance(answer, HostFailure)
         }
         file = f"{quote(self.folder)}/.token.$$"
-        # Write a file, because a stale client cache can still list a deleted folder.
+        # write a file, because a stale client cache can still list a deleted folder
         look = f": > {file} && rm -f {file}"
         unsound |= {
             host: str(why)
@@ -382,12 +385,15 @@ class Head:
         return next((host for host in self.transport.hosts if host.name == name), None)
 
     def name_of(self, host: Host) -> str:
-        """Returns the host's reported hostname, or its configured name if its facts are unknown."""
+        """Returns the hostname that the host reports, or its configured name if its facts are
+        unknown.
+        """
         return self.facts[host].hostname if host in self.facts else host.name
 
     def refuse_other_runs(self, hosts: Iterable[Host]) -> None:
-        """Raises BackendError if another run has processes on these hosts. Does nothing if
-        fleet.exclusive is false.
+        """Raises BackendError if another run has processes on these hosts.
+
+        Does nothing if fleet.exclusive is false.
         """
         if not self.fleet.exclusive:
             return
@@ -409,8 +415,9 @@ class Head:
 
 
 def hours_alone(config: Config) -> Bill | None:
-    """Returns the bill for the user's own hosts, based only on their hourly price. None if no price
-    is configured.
+    """Returns the bill for the user's own hosts, based only on their hourly price.
+
+    Returns None if no price is configured.
     """
     price = list_price(config)
     return None if price is None else Bill(price)

@@ -1,6 +1,7 @@
-"""Reads what the starts of a Slurm job recorded in the job's folder. Each requeue is a new start.
+"""Reads the files that each start of a Slurm job leaves in the job's folder.
 
-nodes/<token> contains the job ID, and nodes/slurm-<id>-<start>/ contains the nodes' exit codes.
+Each requeue counts as a new start. nodes/<token> contains the job ID, and nodes/slurm-<id>-<start>/
+contains the nodes' exit codes.
 """
 
 from __future__ import annotations
@@ -12,27 +13,29 @@ from ..run import contents, run_folder
 from ..trust import untrusted_input
 from ..trust.errors import InputError
 
-# Default exit codes for nodes that wrote none: killed, or terminated along with another node.
+# default exit codes for nodes that wrote none: killed, or terminated along with another node
 KILLED, ENDED = (137, 143)
 LARGEST = 1 << 20  # maximum number of bytes to read per file
 
 
 def claim(folder: Path, token: str) -> Path:
-    """Returns the file that maps a token to its job ID. The submitter or the token's first job
-    writes it (sbatch.py).
+    """Returns the file that maps a token to its job ID.
+
+    Written by the submitter or by the token's first job (sbatch.py).
     """
     return contents.CLAIM.at(folder, token=token or "-")
 
 
 def number(folder: Path, token: str) -> str:
-    """Returns the job ID in a token's claim file, or "" if there is no valid claim."""
+    """Returns the job ID in a token's claim file, or "" if the claim is missing or invalid."""
     text = _text(claim(folder, token)).strip()
     return text if untrusted_input.whole(text) else ""
 
 
 def exits(folder: Path, job: str) -> tuple[int, dict[int, int]]:
-    """Returns the number of the job's newest start and its nodes' exit codes. The number is -1
-    before the first start.
+    """Returns the number of the job's newest start, and its nodes' exit codes.
+
+    The number is -1 before the first start.
     """
     started = contents.START.at(folder, job=job, start="*")
     names = [path.name.rpartition("-")[2] for path in started.parent.glob(started.name)]
@@ -43,7 +46,7 @@ def exits(folder: Path, job: str) -> tuple[int, dict[int, int]]:
 
 
 def exits_of(start: Path) -> dict[int, int]:
-    """Returns node → exit code for the start's nodes that have ended."""
+    """Returns node → exit code for those of the start's nodes that have ended."""
     codes = {
         path.stem.removeprefix("node-"): untrusted_input.whole(_text(path).strip(), 255)
         for path in start.glob("node-*.exit")
@@ -56,9 +59,7 @@ def exits_of(start: Path) -> dict[int, int]:
 
 
 def lengths(start: Path) -> dict[Path, int]:
-    """Returns log → size in bytes at the beginning of the start, as recorded by the batch script
-    (wc -c).
-    """
+    """Returns log → size in bytes when the start began, as recorded by the batch script (wc -c)."""
     found = {}
     for line in _text(start / "logs").splitlines():
         size, _, name = line.strip().partition(" ")
@@ -78,8 +79,9 @@ def preflight_folder(start: Path) -> Path:
 
 
 def why_cancelled(folder: Path, job: str, start: int) -> str:
-    """Returns why Slurm cancelled a start, from slurmstepd's message on the first node, or "" if
-    Slurm did not.
+    """Returns why Slurm cancelled a start, from slurmstepd's message on the first node.
+
+    Returns "" if Slurm did not cancel it.
     """
     words = rf"\*\*\* JOB {job} ON \S+ CANCELLED AT \S+(?: DUE TO [A-Z, ]+)? \*\*\*"
     said = re.findall(rf"(?m)^slurmstepd\S*: error: ({words})$", _said(folder, job, start))
@@ -87,7 +89,7 @@ def why_cancelled(folder: Path, job: str, start: int) -> str:
 
 
 def ends(folder: Path, job: str, start: int, nodes: int) -> list[int]:
-    """Derives an exit code for each node that wrote none, from srun's messages.
+    """Derives an exit code from srun's messages for each node that wrote none.
 
     Nodes without a message get KILLED, or ENDED if srun terminated all nodes because one failed
     (--kill-on-bad-exit).
@@ -100,14 +102,15 @@ def ends(folder: Path, job: str, start: int, nodes: int) -> list[int]:
         code = re.match("Exited with exit code ([0-9]{1,3})$", words)
         for first, last in re.findall(r"([0-9]{1,7})(?:-([0-9]{1,7}))?", tasks):
             for node in range(int(first), min(int(last or first) + 1, nodes)):
-                # The first code counts, because a later step only checks whether to continue.
+                # the first code counts, because later steps only check whether to continue
                 codes.setdefault(node, int(code[1]) if code else KILLED)
     return [codes.get(node, ENDED if ending else KILLED) for node in range(nodes)]
 
 
 def _said(folder: Path, job: str, start: int) -> str:
-    """Returns Slurm's messages since a start began, or "" before the first start. The log also
-    contains other jobs' messages.
+    """Returns Slurm's messages since a start began, or "" before the first start.
+
+    The log also contains the messages of other jobs.
     """
     if start < 0:
         return ""
@@ -116,7 +119,7 @@ def _said(folder: Path, job: str, start: int) -> str:
 
 
 def _text(path: Path, offset: int = 0) -> str:
-    """Returns a file's text from `offset` on, or "" if it can't be read."""
+    """Returns a file's text starting at `offset`, or "" if it can't be read."""
     try:
         with untrusted_input.open_regular(path) as file:
             file.seek(offset)

@@ -1,12 +1,10 @@
-"""Local backend: this machine simulates all nodes. Each node is a torchrun agent with a separate
-log, and the agents rendezvous on 127.0.0.1.
+"""Local backend: simulates all nodes on this machine.
 
-Tested: everything, with real processes. The hostname does not have to resolve, because it is never
-used.
-
-All processes die with the launcher, even if it crashes. While the launcher is alive, other
-processes can query and stop its jobs. They find each node's process through its file in the nodes/
-subfolder of the job's folder.
+Each node is a torchrun agent with a separate log, and the agents rendezvous on 127.0.0.1. Tested:
+everything, with real processes. The hostname is never used, so it does not have to resolve. All
+processes die with the launcher, even if it crashes. While the launcher is alive, other processes
+can query and stop its jobs. They find each node's process through its file in the nodes/ subfolder
+of the job's folder.
 """
 
 from __future__ import annotations
@@ -46,7 +44,7 @@ from .node_script import node_script, values_of
 from .own_machines import ThisMachine
 from .run_storage import Here, Place
 
-KILL_GRACE = 5.0  # seconds for SIGKILLed processes to exit
+KILL_GRACE = 5.0  # seconds that processes may take to exit after SIGKILL
 MOST_NODES = 64
 WSL = Path("/dev/dxg")  # device file of the Windows GPU under WSL
 
@@ -161,8 +159,7 @@ class Local(Backend):
         script, exit_file = file.with_name(f"{file.name}.sh"), file.with_name(f"{file.name}.exit")
         exit_file.unlink(missing_ok=True)
         replace_file(script, artifact.text.encode())
-        # Captures output that the node does not write to its log, for example before the log
-        # exists.
+        # captures output that the node does not write to its log, for example before the log exists
         with open(said_file(file), "wb", opener=untrusted_input.opener) as said:
             process = subprocess.Popen(
                 ["/bin/sh", str(script)],
@@ -197,8 +194,9 @@ class Local(Backend):
         )
 
     def _exit(self, handle: Handle, file: Path) -> int | None:
-        """Returns a node's exit code, or None if it is running. A dead node without an exit code
-        counts as killed.
+        """Returns a node's exit code, or None if it is running.
+
+        A dead node that left no exit code counts as killed.
         """
         if not _is_of(handle, file):
             return 137
@@ -212,16 +210,17 @@ class Local(Backend):
         )
 
     def _code_of(self, pid: int) -> int:
-        """Returns the exit code of a node that wrote no exit file.
+        """Returns the exit code of a node that wrote no exit file, from the shell that ran it.
 
-        This is the shell's exit code, or 137 if the code is unknown or a signal killed the shell.
+        Returns 137 if that code is unknown or a signal killed the shell.
         """
         code = self._started[pid].returncode if pid in self._started else None
         return 137 if code is None or code < 0 else code
 
     def stop(self, handle: Handle, at_once: bool) -> None:
-        """Sends SIGTERM to every node, or SIGKILL if `at_once` is set. A supervisor's command dies
-        with its supervisor.
+        """Sends SIGTERM to every node, or SIGKILL if `at_once` is set.
+
+        When a supervisor dies, so does its command.
         """
         self._asked.add(handle.token)
         files = [
@@ -241,7 +240,7 @@ class Local(Backend):
     def find(self, run: Run) -> Handle:
         """Returns the newest job in the run folder.
 
-        All of a job's processes die with its launcher, so no job can be running elsewhere.
+        A job's processes all die with its launcher, so no job can be running elsewhere.
         """
         nodes = sorted(contents.NODE.at(run.folder, node=0).parent.glob("node-*[0-9]"))
         token = process_in(nodes[0])[2] if nodes else ""
@@ -260,8 +259,8 @@ class Local(Backend):
         return Harm()
 
     def probe(self) -> Probe | None:
-        """Returns this machine's hardware, or None if it can't be read, for example on systems
-        other than Linux.
+        """Returns this machine's hardware, or None if it can't be read, such as on systems other
+        than Linux.
         """
         try:
             found = reading.read_here()
@@ -278,7 +277,7 @@ def _file(handle: Handle, node: int) -> Path:
 
 
 def _read_said(handle: Handle, node: int) -> str:
-    """Returns the output that a node printed outside its log, or "" if it can't be read."""
+    """Returns what a node printed outside its log, or "" if it can't be read."""
     with suppress(OSError, InputError):
         return read(said_file(_file(handle, node)))
     return ""
@@ -297,7 +296,7 @@ def _alive(file: Path) -> int:
 def _other(config: Config) -> Iterator[tuple[str, str]]:
     """Yields an error for each fleet.accelerator setting that contradicts this machine's drivers.
 
-    Skipped under WSL, where the drivers expose no device files to check.
+    Skipped under WSL, because the drivers expose no device files there.
     """
     kind, devices, row = (
         config.fleet.node_type,

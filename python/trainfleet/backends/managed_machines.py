@@ -1,5 +1,5 @@
-"""Machines of AWS Batch and SageMaker: a stack that provides the account resources missing from the
-config.
+"""Machines for AWS Batch and SageMaker, with a stack for the account resources that the config
+lacks.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from .ec2_machines import Stacked, say
 from .request_json import Body
 
 Costs = Callable[[Config, Prices], spending.Spending]
-# Placeholder in a request body → stack output that replaces it.
+# placeholder in a request body → stack output that replaces it
 OUTPUTS = {"${JobRole}": "JobRole", "${ExecutionRole}": "ExecutionRole", "${LogGroup}": "LogGroup"}
 JOB_ROLE, EXECUTION_ROLE, LOG_GROUP = OUTPUTS
 
 
 def filled(cloud: SchedulerStack, body: Body) -> Body:
-    """Replaces the placeholders in a request body with stack outputs. Raises CloudError if they are
-    needed but the stack does not exist.
+    """Replaces placeholders in a request body with stack outputs.
+
+    Raises CloudError if the body contains placeholders but the stack does not exist.
     """
     text = json.dumps(body)
     wanted = [name for name in OUTPUTS if name in text]
@@ -40,7 +41,7 @@ def filled(cloud: SchedulerStack, body: Body) -> Body:
 def priced(
     costs: spending.Spending, nodes: int, prices: Prices, hours: float | None, paid: Paid = NOTHING
 ) -> Iterator[str]:
-    """Yields a service's two cost tables: per hour, and from setup to teardown."""
+    """Yields the two cost tables of a service: per hour, and from setup to teardown."""
     yield from ("dollars an hour, while a job runs", *spending.describe(costs.rows, hours))
     if prices.trouble:
         yield f"  the Pricing API is unavailable: {prices.trouble}"
@@ -50,7 +51,7 @@ def priced(
 class ManagedMachines(Stacked):
     """Machines (base.py) that a managed service starts for each job.
 
-    `needed` is true if a stack must provide resources that the config does not name. `costs`
+    `needed` means that a stack must provide resources that the config does not name. `costs`
     returns a job's cost at given prices. `notes` returns extra lines for the plan. `ahead` is
     prepaid capacity.
     """
@@ -85,8 +86,9 @@ class ManagedMachines(Stacked):
             return False
 
     def prospect(self, hours: float | None, speed: float | None) -> Prospect:
-        """Returns the plan's lines. If AWS denies a request, the account section reports only that
-        error.
+        """Returns the lines for the plan.
+
+        If AWS denies a request, the account section reports only that error.
         """
         prices, account = (
             in_region(self.config),

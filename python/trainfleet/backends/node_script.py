@@ -1,4 +1,4 @@
-"""Builds node scripts, and reads the values of secrets. No script contains a secret."""
+"""Builds node scripts, which never contain secrets, and reads the secrets' values."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ..run import run_folder
 from ..trust.errors import BackendError
 from ..trust.redaction import NAMES
 
-# Environment variables passed to nodes in addition to those in the script.
+# environment variables passed to nodes in addition to those in the script
 PASSED = (JOB, EXIT, WATCH, NAMES, fence.VARIABLE, fence.AGAIN)
-# Passes the devices that exist when the container starts, because their number depends on the
+# Passes whatever devices exist when the container starts, because their number depends on the
 # instance type. Mounts the node's local disk if the dataset is copied to it (run_folder.COPY). The
-# container runs as the user who trains, so that user owns the files.
+# container runs as the user who trains, so that this user owns the files.
 RUN = (
     'for device in /dev/neuron[0-9]* /dev/infiniband; do [ -e "$device" ] && set -- '
     '"--device=$device" "$@"; done; '
@@ -42,9 +42,9 @@ def node_script(
 ) -> Artifact:
     """Returns the script that starts a node.
 
-    The script exports the placement, from which the node builds its torchrun command. A comment in
-    the script shows that command. `platform` is the image's platform, for jobs with an image. The
-    code always comes from the launcher, through the nodes' shared folder.
+    It exports the placement, from which the node builds its torchrun command, and shows that
+    command in a comment. `platform` is the image's platform, for jobs with an image. The code
+    always comes from the launcher, through the nodes' shared folder.
     """
     log = run_folder.node_log(job.folder, placement.node)
     heading = [
@@ -65,7 +65,7 @@ def node_script(
 
 
 def entrypoint_words(job: Job, engine: PlacementSource) -> list[str]:
-    """Returns the arguments to `python -m` that start each node of a job, on hosts and in
+    """Returns the arguments to `python -m` that start each node of a job, both on hosts and in
     images.
     """
     ranks = ["--ranks", str(job.ranks_per_node)] if job.torchrun else []
@@ -107,10 +107,9 @@ def values_of(names: Iterable[str]) -> dict[str, str]:
 def container_words(
     image: str, folder: str, platform: str, names: Iterable[str], words: Sequence[str]
 ) -> list[str]:
-    """Returns the command that runs `python -m words` in a container, with the host's `folder` as
-    its working directory.
+    """Returns the command that runs `python -m words` in a container, inside the host's `folder`.
 
-    The container inherits the variables in `names`, so the command does not contain their values.
+    The container inherits the variables in `names`, which keeps their values off the command line.
     EFA and NCCL require the host's network, the host's shared memory and unlimited locked memory.
     Docker forwards signals to the container.
     """

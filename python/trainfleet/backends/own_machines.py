@@ -1,9 +1,9 @@
-"""Existing machines: this machine, and the user's hosts. Setup installs missing components on the
-hosts, but no command shuts them down.
+"""Existing machines: this machine, and the user's hosts.
 
-`make clean PURGE=1` lists the files that setup and runs left on the hosts, except runs and
-datasets. PURGE=all deletes these files. Drivers, EFA, Lustre and packages are neither listed nor
-removed, because other programs may now depend on them.
+Setup installs missing components on the hosts, but no command ever shuts them down. `make clean
+PURGE=1` lists the files that setup and runs left on the hosts, except for runs and datasets.
+PURGE=all deletes these files. Drivers, EFA, Lustre and packages are neither listed nor removed,
+because other programs may depend on them by now.
 """
 
 from __future__ import annotations
@@ -39,9 +39,7 @@ from .base import Machines
 
 
 class Standing(Machines):
-    """Existing machines (base.py). Setup only prints them, and `make clean` has nothing to
-    remove.
-    """
+    """Existing machines (base.py), which setup only lists and `make clean` leaves alone."""
 
     def changes(self) -> tuple[Artifact, ...]:
         return ()
@@ -59,8 +57,9 @@ class ThisMachine(Standing):
         self.nodes = nodes
 
     def apply(self) -> int:
-        """Prints the devices available for training. Raises BackendError if the simulated nodes
-        could not connect to each other.
+        """Prints the devices available for training.
+
+        Raises BackendError if the simulated nodes could not connect to each other.
         """
         if fault := unlinked():
             raise BackendError(fault, next=LINK)
@@ -99,15 +98,16 @@ WORDS = {
 
 
 class OwnHosts(Machines):
-    """Hosts (base.py) that the user owns. Setup installs missing components, but no command shuts
-    the hosts down.
+    """Machines (base.py) that the user owns.
+
+    Setup installs missing components, but no command ever shuts the hosts down.
     """
 
     def __init__(self, config: Config) -> None:
         self.config = config
 
     def changes(self) -> tuple[Artifact, ...]:
-        """Returns one script per host with its missing setup steps."""
+        """Returns one script per host, with the setup steps that it is missing."""
         from ..hosts.host_setup import commands
 
         return (
@@ -125,7 +125,7 @@ class OwnHosts(Machines):
         return host_setup.main(self.config)
 
     def left(self) -> list[str]:
-        """Returns the files that setup and runs left on the hosts, except runs and datasets."""
+        """Returns the files that setup and runs left on the hosts, except for runs and datasets."""
         if not self.config.fleet.hosts:
             return []
         with open_fleet(self.config) as transport:
@@ -150,7 +150,7 @@ class OwnHosts(Machines):
 
 
 def _traces(answer: Result | HostFailure) -> list[str]:
-    """Returns a host's leftover files, or a line that explains why they are unknown."""
+    """Returns a host's leftover files, or a line stating why they are unknown."""
     if isinstance(answer, HostFailure):
         return [f"unknown: {answer}"]
     try:
@@ -190,8 +190,9 @@ def read(text: str) -> list[str]:
 
 
 def remove(shared: str, is_root: bool) -> str:
-    """Returns a command that deletes all leftover files. Keeps the user's own SSH key, because this
-    connection uses it.
+    """Returns a command that deletes all leftover files.
+
+    Keeps the user's SSH key, because this connection uses it.
     """
     sudo = "" if is_root else "sudo -n "
     removal = "rm -rf --one-file-system --"

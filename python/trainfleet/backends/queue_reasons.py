@@ -1,9 +1,7 @@
-"""Explains why a Batch job is still queued, or why it would be queued forever.
+"""Explains why a Batch job is still queued, or why it would stay queued forever.
 
 Uses the status reason that Batch reports for the first job in the queue. Otherwise, checks the
-state of the queue and its compute environments.
-
-Reason codes and their causes:
+state of the queue and its compute environments. Reason codes and their causes:
 https://docs.aws.amazon.com/batch/latest/userguide/job_stuck_in_runnable.html
 """
 
@@ -49,8 +47,9 @@ CODES = {
 
 
 class QueueReasons:
-    """Reasons why a queue's jobs have not started. Polls the queue at most once per PACE
-    seconds.
+    """Reasons why a queue's jobs have not started.
+
+    Polls the queue at most once per PACE seconds.
     """
 
     def __init__(self, calls: Callable[[], Calls], queue: str) -> None:
@@ -114,10 +113,7 @@ def environments(calls: Calls, queue: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def queue(name: str, config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
-    """Checks whether the job queue accepts jobs and has a compute environment for the nodes.
-
-    Yields an obstacle for each problem.
-    """
+    """Yields an obstacle if the queue rejects jobs or has no suitable compute environment."""
     found = calls("batch", "DescribeJobQueues", jobQueues=[name]).get("jobQueues", ())
     if not found:
         then = "run make setup, or set fleet.batch.queue to an existing queue"

@@ -1,8 +1,8 @@
-"""Represents AWS Batch and SageMaker request bodies as artifacts, so that a plan shows the exact
-requests. Pure.
+"""AWS Batch and SageMaker request bodies as artifacts, so that a plan shows the exact requests.
+Pure.
 
 Three values are added only when a request is sent: the job name (which contains the request token),
-the attempt's environment variables, and the job's number in its launch.
+the attempt's environment variables, and the job's number within its launch.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ from ..storage.s3_sync_agent import BUCKET, RUN
 from ..trust import untrusted_input
 from ..trust.redaction import NAMES
 
-# Network interface in the container. Batch gives each container of a multi-node job a separate
-# interface (awsvpc). SageMaker documents this name.
+# Network interface in the container. Batch gives each container of a multi-node job its own
+# interface (awsvpc), and SageMaker documents this name.
 CARD = "eth0"
 TOKEN = r"[0-9a-f]{16}"
 Body = dict[str, Any]
 
 
 def artifact(number: int, service: str, operation: str, body: Body) -> Artifact:
-    """Returns the request body as a file. `aws <service> <operation> --cli-input-json` accepts it
-    after a job name is added.
+    """Returns the request body as a file.
+
+    Once a job name is added, `aws <service> <operation> --cli-input-json` accepts it.
     """
     return Artifact(
         f"requests/{number:02}-{service}-{operation}.json",
@@ -49,7 +50,7 @@ def bodies(request: Request) -> tuple[Body, ...]:
 
 
 def environment(config: Config, job: Job) -> dict[str, str]:
-    """Returns the environment variables that all nodes of a job have in common."""
+    """Returns the environment variables that all nodes of a job share."""
     row = node_types.INSTANCE_TYPES[config.fleet.instance_type or ""]
     own = {BUCKET: config.fleet.shared_folder or "", RUN: config.name}
     if job.torchrun:

@@ -1,5 +1,6 @@
-"""Access to run folders from this machine. All data that a run exchanges between machines passes
-through a Place.
+"""Access to run folders from this machine.
+
+All run data that moves between machines passes through a Place.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Place(Protocol):
 
     words       text after "is not running", such as " on this machine" or " on the fleet"
     pace        minimum useful interval between refreshes, in seconds
-    lag         maximum staleness of the local copy of the ranks' state, in seconds
+    lag         maximum delay of the ranks' state in the local copy, in seconds
     lead        makes this process the run's launcher, so that each refresh uploads its files;
                 raises BackendError if another launcher leads
     refresh     updates the local run folder; raises BackendError if no machine with the run folder
@@ -72,7 +73,7 @@ class Place(Protocol):
 
 
 class Here:
-    """Run whose only copy is on this machine."""
+    """Run that exists only on this machine."""
 
     words, pace, lag = " on this machine", 0.3, 0.0
 
@@ -113,8 +114,9 @@ class Here:
 
 
 class OnHead(Here):
-    """Run on the head of a fleet, in the folder that all hosts share. Any host can lead it, one at
-    a time (health/lease.py).
+    """Run on a fleet's head, in the folder that all hosts share.
+
+    Any host can lead it, but only one at a time (health/lease.py).
     """
 
     def lead(self) -> None:
@@ -125,11 +127,12 @@ class OnHead(Here):
 
 
 class Shared(Here):
-    """Run in a Slurm cluster's shared folder. `has_job` returns whether the scheduler has an active
-    job of the run.
+    """Run in a Slurm cluster's shared folder.
+
+    `has_job` returns whether the scheduler has an active job for the run.
     """
 
-    # Lustre and NFS can take several seconds to show writes by other machines.
+    # Lustre and NFS can take several seconds to show writes from other machines
     words, pace, lag = (" on the cluster", 1.0, 5.0)
 
     def __init__(self, run: Run, has_job: Callable[[], bool]) -> None:
@@ -151,7 +154,7 @@ def _is_alive(run: Run, holder: Holder) -> bool:
     """Returns whether a live launcher holds the lease.
 
     A launcher on this machine counts as dead if its process does not exist. If the lease is not
-    fresh, waits for its renewal.
+    fresh, waits for a renewal.
     """
     if holder.host == platform.node() and holder.pid != os.getpid() and not identity(holder.pid):
         return False

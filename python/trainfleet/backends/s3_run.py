@@ -1,5 +1,6 @@
-"""Place of runs that are stored in S3, because their nodes share no disk. Any machine with access
-to the bucket can read and stop these runs.
+"""Place of runs stored in S3, for nodes without a shared disk.
+
+Any machine with access to the bucket can read and stop these runs.
 """
 
 from __future__ import annotations
@@ -29,21 +30,20 @@ from ..storage.folder_sync import FolderSync, file_of
 from ..storage.s3_sync_agent import NODES, SIGN, is_asked, is_node_s
 from ..trust.untrusted_input import show
 
-# Files that both the launcher and ranks write, at different times.
+# files that both the launcher and the ranks write, at different times
 SHARED = re.compile(r"stop|results\.json|heartbeats/attempts/.+")
 VACANT = 15.0  # seconds without a lease renewal in S3 after which another launcher may lead
-# seconds without a sign of life from any node after which the run counts as ended
+# seconds without a heartbeat from any node after which the run counts as ended
 SILENT = 6 * SIGN
 
 
 class BucketPlace:
-    """Run below `root` (s3://bucket/prefix), in <root>/runs/<name>. The dataset's logs are below
-    <root>/data/.
+    """Run below `root` (s3://bucket/prefix), in <root>/runs/<name>.
 
-    The dataset itself is in <store>/<dataset>. `others` lists further S3 addresses of the run, such
-    as its checkpoints. `has_job` returns whether the service has an active job of the run, queued
-    or running. `consoles` downloads the service's logs of nodes that have no log. Its arguments are
-    a local folder and the folder's address in S3.
+    The dataset's logs are below <root>/data/, and the dataset itself is in <store>/<dataset>.
+    `others` lists the run's other S3 addresses, such as its checkpoints. `has_job` returns whether
+    the service has a queued or running job for the run. `consoles` downloads the service's logs for
+    nodes without a log. Its arguments are a local folder and the folder's address in S3.
     """
 
     words, pace, lag = " in its bucket", 2.0, 30.0
@@ -76,8 +76,9 @@ class BucketPlace:
     def __exit__(self, *error: object) -> None: ...
 
     def lead(self) -> None:
-        """Makes this process the launcher, so that `refresh` also uploads its files, such as the
-        config that nodes read.
+        """Makes this process the launcher, so that `refresh` also uploads the launcher's files.
+
+        Nodes read some of them, such as the config.
 
         Raises:
             BackendError: another launcher leads, or S3 does not respond.
@@ -88,7 +89,7 @@ class BucketPlace:
         self.leads = True
 
     def refresh(self) -> None:
-        """Downloads the files written by nodes and the launcher.
+        """Downloads files written by the nodes and the launcher.
 
         Does nothing if a launcher on this machine already downloads them.
 
@@ -106,8 +107,9 @@ class BucketPlace:
         self.consoles(folder, f"{self.root}/{folder}")
 
     def _is_wanted(self, name: str) -> bool:
-        """Returns whether to download a file. An existing local config is kept, because it
-        describes the run on this machine.
+        """Returns whether to download a file.
+
+        Keeps an existing local config, because it describes the run on this machine.
         """
         if name.endswith(".yaml") and (self.run.folder / name).exists():
             return False
@@ -120,10 +122,9 @@ class BucketPlace:
         return self._is_led() or self._is_new(f"{NODES}/", SILENT) or self.has_job()
 
     def _is_led(self) -> bool:
-        """Returns whether a launcher leads the run, according to the lease at the last refresh."""
+        """Returns whether a launcher leads the run, judging by the lease at the last refresh."""
         holder = read_holder(self.run.folder)
-        # A launch record means that no launcher leads yet: a launcher's lease renewal clears the
-        # record.
+        # a launch record means that no launcher leads yet, because a lease renewal clears it
         led = holder is not None and holder.code is None and not read_launching(self.run)
         return led and self._is_new(FILE, VACANT)
 
@@ -139,7 +140,7 @@ class BucketPlace:
     def show(self, launching: Launching | None, obeyed: bool = False) -> None:
         """Writes or clears the launch record in S3.
 
-        Does nothing if another machine writes concurrently, because the next query returns that
+        Does nothing if another machine writes concurrently, because the next query will return that
         machine's record.
         """
         address = f"{self.address}/{FILE}"
@@ -182,7 +183,7 @@ class BucketPlace:
     def forward(self, verb: str, config: Config, variables: dict[str, str]) -> int | None:
         """Returns None, because any machine can read the files in S3.
 
-        If this machine has no copy of the run yet, downloads its small files first.
+        Downloads the run's small files first if this machine has no copy of the run yet.
         """
         if not self.run.config.exists():
             self.refresh()
@@ -196,7 +197,7 @@ def _is_launcher_s(name: str) -> bool:
 
 
 def unpacked(config: Config) -> Iterator[tuple[str, str]]:
-    """Yields an error if the config has no image. Used by backends that only run images."""
+    """Yields an error if the config names no image, for backends that run only images."""
     if config.fleet.container == "none":
         yield (
             "fleet.container",
@@ -205,9 +206,7 @@ def unpacked(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def unshared(config: Config) -> Iterator[tuple[str, str]]:
-    """Yields an error for each configured folder that is not in S3. Used by backends whose nodes
-    share no disk.
-    """
+    """Yields an error for each configured folder outside S3, for backends without a shared disk."""
     for key, value, what in (
         ("fleet.shared_folder", config.fleet.shared_folder, "the run's small files"),
         ("data.tokenized_path", config.data.tokenized_path, "the dataset"),

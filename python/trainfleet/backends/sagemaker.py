@@ -2,7 +2,7 @@
 folder is in S3 (s3_run.py).
 
 The job name contains the request token. SageMaker rejects duplicate names, so submitting a request
-twice starts only one job. SageMaker reports one exit code per job. The entrypoint therefore writes
+twice starts only one job. SageMaker reports only one exit code per job, so the entrypoint writes
 the failed host and the reason to /opt/ml/output/failure, which SageMaker reports as FailureReason.
 
 Tested: requests against botocore's models, and a fake of SageMaker that runs real containers
@@ -41,7 +41,7 @@ from .base import Handle, Phase, Purchase, Status
 from .managed_machines import JOB_ROLE, ManagedMachines, filled
 from .request_json import TOKEN, artifact, bodies
 
-GONE = 180.0  # seconds for a stopped job to end: SIGTERM, 120 s, SIGKILL, and the upload
+GONE = 180.0  # seconds that a stopped job may take to end: SIGTERM, 120 s, SIGKILL, and the upload
 NAME = 46  # maximum characters of the run name in a job name, which is limited to 63
 PHASES = {
     "Pending": Phase.QUEUED,
@@ -82,7 +82,7 @@ class SageMaker(Hosted):
     """Backend for SageMaker training jobs (base.py)."""
 
     name, title, gone, placement = "sagemaker", "SageMaker", GONE, PLACEMENT
-    # Only root can write to /opt/ml, SageMaker's folder for input and output.
+    # only root can write to /opt/ml, SageMaker's input and output folder
     image_arguments = (("RUN_AS", "root"),)
 
     @functools.cached_property
@@ -95,15 +95,16 @@ class SageMaker(Hosted):
 
     @property
     def placed(self) -> Config:
-        """Returns the config, including the training plan if one was purchased for it."""
+        """Returns the config, with the training plan if one was purchased for it."""
         return self.ahead.placed() if self.ahead else self.config
 
     def purchase(self) -> Purchase | None:
         return self if self.ahead else None
 
     def obtain(self, may_buy: bool) -> tuple[list[str], bool]:
-        """Purchases the training plan if `may_buy` is set. Returns lines that describe it, and
-        whether it is usable now.
+        """Purchases the training plan if `may_buy` is set.
+
+        Returns lines that describe the plan, and whether it is usable now.
         """
         return (
             self.ahead.obtain(may_buy, self._whole(self.ahead.paid_config()))
@@ -124,8 +125,9 @@ class SageMaker(Hosted):
         yield from sagemaker_request.refuse(config)
 
     def plan(self, job: Job, without: Mapping[str, str]) -> Request:
-        """Returns the request that creates the training job. Ignores `without`, because SageMaker
-        selects the machines.
+        """Returns the CreateTrainingJob request.
+
+        Ignores `without`, because SageMaker selects the machines.
         """
         secrets = aws_managed.references(self.config, job.secrets)
         role = self.config.fleet.sagemaker.role or JOB_ROLE
@@ -137,10 +139,10 @@ class SageMaker(Hosted):
     def submit(self, request: Request) -> Handle:
         """Submits a job after checking that it can run.
 
-        If a job with the request's token exists, returns that job instead.
+        If the request's token already has a job, returns that job instead.
 
         Raises:
-            BackendError: the job can't run. The message contains the reason.
+            BackendError: the job can't run. The message says why.
         """
         if self.ahead and not self.ahead.held:
             why = (
@@ -171,8 +173,7 @@ class SageMaker(Hosted):
         except CloudError as error:
             if error.code != "ResourceInUse":
                 raise
-            # if the job exists, an earlier attempt at this request succeeded, but its response was
-            # lost
+            # if the job exists, an earlier attempt succeeded, but its response was lost
             if self._described(name) is None:
                 why, then = (
                     error.why,
@@ -208,7 +209,7 @@ class SageMaker(Hosted):
         newest: dict[int, str] = {}
         for name in streams(self.calls, LOGS, f"{handle.id}/algo-"):
             if match := STREAM.fullmatch(name):
-                # After a restart, the newer stream has the higher number.
+                # after a restart, the newer stream has the higher number
                 newest[int(match[1]) - 1] = max(name, newest.get(int(match[1]) - 1, ""))
         return Console(
             record["TrainingStartTime"].timestamp(),
@@ -225,7 +226,7 @@ class SageMaker(Hosted):
     def find(self, run: Run) -> Handle:
         """Returns the run's newest job.
 
-        Ignores jobs with the run's name but a different run folder, because they belong to other
+        Ignores jobs of the same name with a different run folder, because they belong to other
         users.
         """
         start = slug(run.name, NAME)
@@ -256,7 +257,7 @@ class SageMaker(Hosted):
         return ManagedMachines(self.config, self.name, needed, costs, self._notes, self.ahead)
 
     def costs(self, config: Config, prices: Prices) -> Spending:
-        """Returns the cost with the smallest disk, because the dataset size is unknown."""
+        """Returns the cost assuming the smallest disk, because the dataset size is unknown."""
         return of_sagemaker(config, prices, sagemaker_request.disk_gib(config, None))
 
     def _notes(self) -> list[str]:
@@ -301,8 +302,9 @@ def status_of(record: dict[str, Any], nodes: int) -> Status:
 
 
 def exits_of(reason: str) -> dict[int, int]:
-    """Parses node → exit code from a failure reason. Defaults to node 0 if the reason names no
-    node.
+    """Parses node → exit code from a failure reason.
+
+    Assumes node 0 if the reason names no node.
     """
     node, code = NODE.search(reason), EXIT.search(reason)
     return {int(node[1]) if node else 0: int(code[1]) or 1 if code else 1}

@@ -1,4 +1,4 @@
-"""Builds CreateTrainingJob requests, and selects how nodes read the dataset. Pure.
+"""Builds CreateTrainingJob requests and selects how nodes read the dataset. Pure.
 
 Sources: https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateTrainingJob.html. For
 the input modes: https://docs.aws.amazon.com/sagemaker/latest/dg/model-access-training-data.html and
@@ -24,16 +24,16 @@ from .request_json import Body, environment
 
 GIB = 2**30
 CHANNEL = "dataset"
-# Assumed throughput of a File mode copy from S3 to a node's disk, in bytes/s. At this rate, copying
-# a few hundred GB takes minutes.
+# Assumed throughput of copying from S3 to a node's disk in File mode, in bytes/s. A few hundred GB
+# take minutes at this rate.
 COPIES = 1.0e9
-PATIENCE = 60.0  # maximum seconds that accelerators may wait for a copy, unless input_mode is set
+PATIENCE = 60.0  # maximum seconds for accelerators to wait for a copy, unless input_mode is set
 LEAST_DISK, MOST_DISK = 100, 16384  # minimum and maximum disk size in GiB
 LONGEST = 672  # maximum hours: 28 days, SageMaker's limit
 # maximum characters of an argument, and of an environment variable's value
 WORDS, VALUES = 256, 512
-# Regular expressions that CloudWatch uses to extract the job's metrics from the node logs
-# (engine/record.py).
+# regular expressions with which CloudWatch extracts the job's metrics from node logs
+# (engine/record.py)
 METRICS = {
     "loss": r"step [0-9,]+  loss ([0-9.]+)",
     "tokens_per_second": r"  ([0-9.]+) tokens/s",
@@ -43,7 +43,7 @@ METRICS = {
 
 @dataclass(frozen=True)
 class Input:
-    """Input mode: the way nodes read the dataset.
+    """Input mode, which determines how nodes read the dataset.
 
     `mode` is a value of fleet.sagemaker.input_mode, and `seconds` is the time to the first batch.
     """
@@ -54,8 +54,9 @@ class Input:
 
 
 def input_of(config: Config, size: int | None) -> Input:
-    """Selects the input mode for a dataset of `size` bytes. A `size` of None means that it is
-    unknown, or that the dataset does not exist yet.
+    """Selects the input mode for a dataset of `size` bytes.
+
+    A `size` of None means that the size is unknown or the dataset does not exist yet.
     """
     asked, copying = config.fleet.sagemaker.input_mode, (size or 0) / COPIES
     words = {
@@ -198,8 +199,7 @@ def _refuse_purchase(config: Config) -> Iterator[tuple[str, str]]:
 def body(
     config: Config, job: Job, image: str, references: Mapping[str, str], role: str, size: int | None
 ) -> Body:
-    """Returns the CreateTrainingJob request body, without the job name and the attempt's
-    environment variables.
+    """Returns the CreateTrainingJob request body, without job name and the attempt's environment.
 
     `references` maps each secret to the address of its value. `size` is the dataset size in bytes.
 
@@ -258,8 +258,9 @@ def body(
 
 
 def disk_gib(config: Config, size: int | None) -> int:
-    """Returns the disk size per machine in GiB: twice what File mode copies of a dataset of `size`
-    bytes.
+    """Returns the disk size per machine in GiB: twice the amount that File mode copies.
+
+    `size` is the dataset size in bytes.
     """
     copied = (size or 0) if input_of(config, size).mode == "file" else 0
     return config.fleet.sagemaker.volume_gib or min(
@@ -270,8 +271,7 @@ def disk_gib(config: Config, size: int | None) -> int:
 def _machines(config: Config, job: Job, disk: int) -> Body:
     own = config.fleet.sagemaker
     row = config.fleet.node_type
-    # NVMe disks are encrypted with their own keys, so VolumeKmsKeyId is valid only for other
-    # machines.
+    # NVMe disks encrypt with their own keys, so VolumeKmsKeyId is valid only for other machines
     return {
         "InstanceType": f"ml.{config.fleet.instance_type}",
         "InstanceCount": job.nodes,
@@ -287,7 +287,7 @@ def _machines(config: Config, job: Job, disk: int) -> Body:
 
 
 def _inputs(config: Config, channel: Input) -> Body:
-    """Returns the dataset's input channel, or an empty body if ranks read from S3 directly."""
+    """Returns the dataset's input channel, or an empty body if ranks read directly from S3."""
     if channel.mode == "stream":
         return {}
     address = f"{(config.data.tokenized_path or '').rstrip('/')}/{config.data.name}/"

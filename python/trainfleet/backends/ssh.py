@@ -1,5 +1,5 @@
-"""SSH backend: starts a detached torchrun agent on each of the user's hosts. The agents rendezvous
-on the first host.
+"""SSH backend: starts a detached torchrun agent on each of the user's hosts, with the rendezvous on
+the first host.
 
 This module runs in two places. A user's machine plans a job and sends it to the fleet's head
 (launch/remote_launch.py). The head, where TRAINFLEET_HEAD is set, starts, monitors and stops the
@@ -57,11 +57,11 @@ from .node_script import node_script, values_of
 from .own_machines import OwnHosts
 from .run_storage import OnHead, Place
 
-# Number of ports to cycle through. Each attempt uses the next port, because the previous one may
+# Number of ports to cycle through. Each attempt uses the next one, because the previous port may
 # still be in use.
 PORTS = 200
 START_TIMEOUT = 60.0
-PULL_TIMEOUT = 1800.0  # timeout in seconds; a CUDA image has several GB
+PULL_TIMEOUT = 1800.0  # timeout in seconds; long, because CUDA images are several GB in size
 LABELS = """{{.Architecture}} {{index .Config.Labels "trainfleet.lock"}}"""
 LOOK = f"docker image inspect --format '{LABELS}'"
 NOBODY = ("", "<no value>")  # lock labels of images that trainfleet did not build
@@ -69,7 +69,7 @@ NOBODY = ("", "<no value>")  # lock labels of images that trainfleet did not bui
 
 @dataclass
 class Looks:
-    """Last known state of a job's nodes: each host's last response, when it arrived, and the last
+    """Last known state of a job's nodes, with each host's last response, its time, and the last
     error.
     """
 
@@ -127,9 +127,9 @@ class Ssh(Backend):
             yield "fleet.nodes", f"one head can't watch {fleet.nodes} nodes over SSH: {most}"
         try:
             hosts = parse_hosts(fleet.hosts)
-        except ValueError:  # config validation reports malformed hosts
+        except ValueError:  # config validation already reports malformed hosts
             return
-        # A fleet without hosts can be planned, but not launched (hosts/fleet.py).
+        # a fleet without hosts can be planned, but not launched (hosts/fleet.py)
         if 0 < len(hosts) < fleet.nodes:
             works = f"set NODES={len(hosts)}, or add hosts"
             yield (
@@ -141,11 +141,12 @@ class Ssh(Backend):
             )
 
     def plan(self, job: Job, without: Mapping[str, str]) -> Request:
-        """Returns one script per node, for the first healthy hosts. Skips quarantined and
-        unreachable hosts.
+        """Returns one script per node, for the first healthy hosts.
+
+        Skips quarantined and unreachable hosts.
 
         Raises:
-            BackendError: too few hosts are healthy. The message lists all problems by host.
+            BackendError: too few hosts are healthy. The message lists the problems by host.
         """
         hosts = self.transport.hosts
         sound, unsound = self._head.survey(
@@ -195,8 +196,9 @@ class Ssh(Backend):
         return {}
 
     def submit(self, request: Request) -> Handle:
-        """Kills all processes of earlier attempts, and starts every node. If a node fails to start,
-        kills the others.
+        """Kills all processes of earlier attempts and starts every node.
+
+        If a node fails to start, kills the others.
         """
         handle = Handle(
             self.name,
@@ -249,8 +251,8 @@ class Ssh(Backend):
     def status(self, handle: Handle) -> Status:
         """Returns the status based on the nodes' latest responses.
 
-        A node counts as lost after `lost_after` seconds of silence (hosts/fleet.py). The first call
-        for a job waits for responses.
+        A node counts as lost after `lost_after` seconds of silence (hosts/fleet.py). A job's first
+        call waits for responses.
         """
         looks = self._looks.get(handle.token) or self._look_first(handle)
         exits, lost, unheard, words, now = {}, {}, set[int](), "", time.monotonic()
@@ -279,8 +281,9 @@ class Ssh(Backend):
         return Status(phase, words, exits=exits, lost=lost, silent=frozenset(unheard), hosts=hosts)
 
     def stop(self, handle: Handle, at_once: bool) -> None:
-        """Stops the nodes. Ranks on unreachable hosts continue until they detect that a new attempt
-        has begun.
+        """Stops the nodes.
+
+        Ranks on unreachable hosts continue until they notice that a new attempt has begun.
         """
         hosts, looks = self._hosts(handle), self._looks.get(handle.token)
         if looks:
@@ -296,7 +299,7 @@ class Ssh(Backend):
         self._fence([host for node, host in enumerate(hosts) if node not in lost])
 
     def find(self, run: Run) -> Handle:
-        """Returns a handle for all processes of the run, which the run's mark identifies on every
+        """Returns a handle for all of the run's processes, identified by the run's mark on every
         host.
         """
         return Handle(
@@ -308,7 +311,7 @@ class Ssh(Backend):
         )
 
     def cut_off(self, handle: Handle) -> str:
-        """Returns this machine's host name if no other host of the job responds, or "" otherwise.
+        """Returns this machine's host name if no other host of the job responds, otherwise "".
 
         Waits until the result is certain.
         """
@@ -319,7 +322,7 @@ class Ssh(Backend):
         others = [host for host in looks.hosts if host != here] if looks else []
         while looks and others and here:
             heard, now = max(looks.heard.get(host, 0.0) for host in others), time.monotonic()
-            # Hosts whose part has ended are no longer polled, so query them here.
+            # hosts whose part of the job has ended are no longer polled, so query them here
             ended = [host for host in others if looks.said.get(host, RUNNING) != RUNNING]
             if heard > began - 2 * look_every(len(looks.hosts)) or (
                 ended and self._any_answers(ended)
@@ -344,7 +347,7 @@ class Ssh(Backend):
     def learn(self, run: Run) -> None:
         """Records the host problems that a run found.
 
-        Only the user's machine records them, because it plans the next launch.
+        Only the user's machine does this, because it plans the next launch.
         """
         if self.hands_over:
             self._head.quarantine.learn(run.read_events(), self._head.known)
@@ -357,7 +360,7 @@ class Ssh(Backend):
 
     @property
     def _first_port(self) -> int:
-        """Returns the run's port offset. It depends on the run name if runs can share hosts."""
+        """Returns the run's port offset, which depends on the run name if runs can share hosts."""
         return 0 if self.fleet.exclusive else crc32(self._head.mark.encode())
 
     def _hosts(self, handle: Handle) -> tuple[Host, ...]:
@@ -365,8 +368,9 @@ class Ssh(Backend):
         return tuple(named[name] for name in handle.hosts if name in named)
 
     def _look_first(self, handle: Handle) -> Looks:
-        """Starts polling a job that another process submitted. A host counts as lost until it
-        responds.
+        """Starts polling a job that another process submitted.
+
+        Hosts count as lost until they respond.
         """
         looks = Looks(self._hosts(handle))
         for host, answer in self.transport.run(
@@ -380,7 +384,7 @@ class Ssh(Backend):
     def _question(self, handle: Handle) -> str:
         """Returns the command that prints the state of a host's part of the job.
 
-        For a job from `find`, the command reports whether the host runs any process of the run.
+        For a job from `find`, it prints whether the host has any process of the run.
         """
         return (
             host_commands.look(handle.id, handle.token)
@@ -400,7 +404,7 @@ class Ssh(Backend):
             ).start()
 
     def _keep_looking(self, handle: Handle, looks: Looks, host: Host) -> None:
-        """Polls one host until its part of the job ends or polling is closed."""
+        """Polls one host until its part of the job ends, or until polling is stopped."""
         pause = look_every(len(looks.hosts))
         while looks.said.get(host, RUNNING) == RUNNING and not looks.closed.wait(pause):
             self._hear(
@@ -420,7 +424,7 @@ class Ssh(Backend):
             looks.trouble[host] = implausible(error, "the state of its node process").message
 
     def _fence(self, hosts: Iterable[Host]) -> None:
-        # When the head runs this, it must not kill the launcher, which is on the same machine.
+        # on the head, spare the launchers, because this process is one of them
         fence = host_commands.fence(self._head.mark, launchers=self.hands_over)
         failed = self.transport.run(fence, timeout=FENCE_TIMEOUT, hosts=hosts).failed
         stuck = {host: failure for host, failure in failed.items() if failure.kind == "exit"}
@@ -447,7 +451,8 @@ class Ssh(Backend):
 def fetch(transport: Transport, hosts: Sequence[Host], image: str, lock: str) -> None:
     """Pulls the image on every host that lacks it.
 
-    The ECR token is passed through stdin, so that no command line or permanent file contains it.
+    The ECR token is passed through stdin, which keeps it off command lines and out of permanent
+    files.
 
     Raises:
         BackendError: a host can't pull the image, or the image does not match the config's
@@ -472,7 +477,7 @@ def fetch(transport: Transport, hosts: Sequence[Host], image: str, lock: str) ->
 
 
 def pull_words(image: str, registry: str) -> str:
-    """Returns a shell command that inspects the image, pulling it first if it is missing."""
+    """Returns a shell command that inspects the image, after pulling it if it is missing."""
     look, pull = (
         f"{LOOK} {shlex.quote(image)}",
         f"docker pull --quiet {shlex.quote(image)} > /dev/null",

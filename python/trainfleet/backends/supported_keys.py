@@ -1,8 +1,7 @@
 """Config keys that each backend supports, from `backends` in the schema. Setting an unsupported key
 is an error.
 
-The local backend accepts all keys, because a config for other machines can also be used to train
-locally.
+The local backend accepts all keys, so that a config for other machines can also be used locally.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ LOCAL, CREATED = "local", "parallelcluster"  # CREATED: Slurm on a cluster that 
 
 
 def kind_of(config: Config) -> str:
-    """Returns the config's backend name as used in the schema."""
+    """Returns the config's backend name as the schema spells it."""
     return (
         CREATED
         if config.fleet.backend == "slurm" and config.fleet.slurm.create
@@ -31,7 +30,7 @@ def kind_of(config: Config) -> str:
 
 @cache
 def table() -> dict[str, tuple[tuple[str, ...], Any]]:
-    """Returns key → supporting backends and default, for keys that only some backends support.
+    """Returns key → supporting backends and default, for keys that not all backends support.
 
     A key without a list of backends inherits its group's list.
     """

@@ -1,4 +1,4 @@
-"""Parses fleet.options for a third-party backend, into a frozen dataclass that the backend
+"""Parses fleet.options for a third-party backend into a frozen dataclass that the backend
 defines.
 """
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def told(config: Config, kind: type[T]) -> T:
-    """Returns the options as an instance of `kind`, a dataclass that defines them.
+    """Returns the options as an instance of the dataclass `kind`, which defines them.
 
     Raises:
         InputError: an option is unknown, missing, duplicated, or has a value of the wrong type.

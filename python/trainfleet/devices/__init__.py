@@ -1,7 +1,7 @@
-"""Devices that ranks compute on.
+"""Devices that ranks compute on, one module per kind.
 
-This package has one file per kind of device. Other platforms may add devices (config/platforms.py).
-No code outside this package chooses a device or checks its kind.
+Other platforms can add kinds (config/platforms.py). Only this package selects a device or checks
+its kind.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ KINDS: dict[str, Callable[[int], Device]] = {device.kind: device for device in (
 
 
 def planned(kind: str) -> Device:
-    """Returns this rank's device as planned, not yet started.
+    """Returns the device that the plan assigns to this rank, without starting it.
 
-    `fleet.platform` in the plan determines the kind, and LOCAL_RANK is the index on the node.
+    `fleet.platform` in the plan determines the kind, and LOCAL_RANK the index on the node. There is
+    no fallback to another kind of device.
 
     Raises:
-        RunError: the node has no such device, its driver is missing, or this torch can't use it.
-            There is no fallback to another device.
+        RunError: the node has no such device, its driver is missing, or this torch build can't use
+            it.
     """
     opened = KINDS.get(kind) or platforms.opening(kind)
     if opened is None:
@@ -51,9 +52,9 @@ def planned(kind: str) -> Device:
 
 
 def nearest() -> Device:
-    """Starts and returns the fastest device available to this process.
+    """Starts and returns the fastest device that this process can use.
 
-    Used by processes that load a model and have no planned device.
+    For processes that load a model outside a planned run.
     """
     device = Cuda(index()) if Cuda.found() else Cpu()
     device.start()

@@ -1,13 +1,12 @@
 """Measures the bandwidth between ranks, as a separate job.
 
-Usage: `torchrun ... -m trainfleet.devices.bandwidth DEVICE LARGEST LEAST`.
+Usage: `torchrun ... -m trainfleet.devices.bandwidth DEVICE LARGEST LEAST`. Rank 0 prints MARK,
+followed by a JSON object: bandwidth (all-reduce bus bandwidth in GB/s), bytes (message size),
+nodes, and pairs ([node, node, GB/s] each). Pairs are measured only if the all-reduce stays below
+LEAST GB/s.
 
-Rank 0 prints one line: MARK, then a JSON object with bandwidth (all-reduce bus bandwidth in GB/s),
-bytes (message size), nodes, and pairs ([node, node, GB/s] each). Pairs are measured only if the
-bandwidth is below LEAST GB/s.
-
-Bus bandwidth is NCCL's measure: bytes x 2 (n - 1) / n, divided by the slowest rank's time in
-seconds. It is comparable to a link's rate for any number of ranks (github.com/NVIDIA/nccl-tests,
+Bus bandwidth is defined as in nccl-tests: bytes x 2 (n - 1) / n, divided by the slowest rank's
+time. It can be compared to the link speed for any number of ranks (github.com/NVIDIA/nccl-tests,
 doc/PERFORMANCE.md).
 """
 
@@ -60,15 +59,15 @@ def nodes() -> int:
 
 
 def all_reduce_bandwidth(device: Device, largest: int) -> tuple[int, float]:
-    """Returns the message size and its bus bandwidth in GB/s, the same on every rank.
+    """Returns the message size and its all-reduce bus bandwidth in GB/s, identical on every rank.
 
-    The size grows until a transfer takes long enough for an accurate measurement.
+    Increases the size until a transfer takes long enough for an accurate measurement.
     """
     share = 2 * (dist.get_world_size() - 1) / dist.get_world_size()
     size = SMALLEST
     while True:
         data = torch.ones(size // 4, device=device.torch_device)
-        dist.all_reduce(data)  # warm-up: connections and buffers
+        dist.all_reduce(data)  # warm-up, which opens connections and allocates buffers
         seconds = min(
             _slowest(device, _seconds(device, lambda data=data: dist.all_reduce(data)))  # type: ignore[misc]
             for _ in range(TRIES)
@@ -79,7 +78,7 @@ def all_reduce_bandwidth(device: Device, largest: int) -> tuple[int, float]:
 
 
 def pair_bandwidths(device: Device, size: int) -> list[tuple[int, int, float]]:
-    """Returns the GB/s per direction between two nodes, for several pairs.
+    """Measures several node pairs and returns each pair's bandwidth per direction, in GB/s.
 
     Each node has at most one partner at a time. All ranks return the same result.
     """
@@ -110,9 +109,10 @@ def pair_bandwidths(device: Device, size: int) -> list[tuple[int, int, float]]:
 
 
 def tournament(count: int) -> Iterator[dict[int, int]]:
-    """Yields rounds in which every node has a different partner, and each pair occurs once.
+    """Yields round-robin rounds: each node has a different partner in every round, and each pair
+    meets once.
 
-    Uses the circle method. With an odd count, one node sits out each round.
+    Uses the circle method. With an odd number of nodes, one node sits out each round.
     """
     places: list[int | None] = [*range(count), *([None] if count % 2 else [])]
     for _ in range(len(places) - 1):

@@ -1,7 +1,4 @@
-"""Interface between the engine and a device.
-
-No code outside this package depends on the kind of device.
-"""
+"""Interface between the engine and its devices. It hides the kind of device from all other code."""
 
 from __future__ import annotations
 
@@ -31,25 +28,25 @@ class Dice(Protocol):
 
 
 class Device(Protocol):
-    """A rank's device."""
+    """A rank's device, as the engine sees it."""
 
     kind: str  # cpu, cuda, neuron or neuron_xla
     backend: str  # torch.distributed backend for tensors on the device
     torch_device: torch.device
     costly: frozenset[object]  # operations that selective recomputation never recomputes
-    single: str  # number format of fp32 matmuls; tf32 keeps only 10 mantissa bits
-    gradient_sums: torch.dtype  # number format for summing gradients across ranks
-    loss_sums: torch.dtype  # number format for summing validation losses
+    single: str  # actual precision of fp32 matmuls: fp32, or tf32 with its 10 mantissa bits
+    gradient_sums: torch.dtype  # dtype for reducing gradients across ranks
+    loss_sums: torch.dtype  # dtype for accumulating validation losses
     fused_adamw: bool  # whether the device supports torch's fused AdamW, which can skip a step
     # Whether fp32 weights are cast to bf16 for each matmul. Otherwise, they are cast once per step,
     # when ranks gather them.
     casts: bool
     lazy: bool  # whether the device implements `Lazy`
-    # Whether `clock` measures the device's work. Otherwise it measures how long the host records
-    # that work, which says nothing about slow ranks.
+    # Whether `clock` measures device time. Otherwise, it measures only how long the host takes to
+    # record the work, which can't reveal a straggler.
     tells_time: bool
-    # False if programs are only recorded for ahead-of-time compilation. Values read back are then
-    # meaningless.
+    # False if programs are only traced for ahead-of-time compilation, which makes values read back
+    # from the device meaningless.
     executes: bool
 
     def start(self) -> None:
@@ -60,27 +57,30 @@ class Device(Protocol):
         ...
 
     def joined(self, rank: int, size: int) -> None:
-        """Checks the device after the process group has been created.
+        """Checks that the device runtime agrees with torchrun on rank and world size.
+
+        Called once the process group exists.
 
         Raises:
-            RunError: the device assigns this process a different rank or no rank.
+            RunError: the runtime (such as PyTorch/XLA's) reports a different rank or world size, or
+                none.
         """
         ...
 
     def compiled(self, call: Call, dynamic: bool = False) -> Call:
-        """Wraps a function so that it is compiled for the device when called.
+        """Compiles a function for the device, on its first call.
 
-        With `dynamic`, one program serves all shapes.
+        With `dynamic`, a single program handles all shapes.
         """
         ...
 
     def generator(self, seed: int) -> torch.Generator:
-        """Returns a new seeded generator for random values on the device."""
+        """Returns a new generator for random values on the device, seeded with `seed`."""
         ...
 
     @property
     def name(self) -> str:
-        """Returns the manufacturer's name for the device."""
+        """Returns the device's product name, as its vendor spells it."""
         ...
 
     @property
@@ -90,7 +90,7 @@ class Device(Protocol):
 
     @property
     def native_fp16(self) -> bool:
-        """Returns whether fp16 matmuls run several times as fast as fp32 ones."""
+        """Returns whether fp16 matmuls are several times faster than fp32 ones."""
         ...
 
     @property
@@ -99,7 +99,7 @@ class Device(Protocol):
         ...
 
     def peak_flops(self, dtype: torch.dtype) -> float:
-        """Returns the nominal FLOP/s of this rank's share of the device, without sparsity."""
+        """Returns the nominal peak FLOP/s, without sparsity, of this rank's share of the device."""
         ...
 
     def upload(self, array: np.ndarray) -> Tensor:
@@ -111,7 +111,7 @@ class Device(Protocol):
         ...
 
     def memory_used(self) -> int:
-        """Returns the rank's peak memory use so far, in bytes."""
+        """Returns the rank's peak memory usage so far, in bytes."""
         ...
 
     def synchronize(self) -> None:
@@ -119,21 +119,23 @@ class Device(Protocol):
         ...
 
     def clock(self) -> Callable[[], float]:
-        """Records an event in the device's queue.
+        """Records an event in the device's queue and returns a function that reads its time in
+        seconds.
 
-        The returned function gives the event's time in seconds. Call it only after the device has
-        passed the event.
+        Call that function only after the device has reached the event.
         """
         ...
 
     def host_buffer(self, like: Tensor) -> Tensor:
-        """Returns a contiguous host tensor of the same shape and type, for fast copies from the
+        """Returns a contiguous host tensor with the same shape and dtype, for fast copies from the
         device.
         """
         ...
 
     def meters(self) -> dict[str, float]:
-        """Returns additional metrics of the node's devices, or {} if no tool measures them."""
+        """Returns extra metrics for the node's devices, or {} if no monitoring tool is
+        available.
+        """
         ...
 
     def generators(self) -> Sequence[Dice]:
@@ -142,7 +144,7 @@ class Device(Protocol):
 
 
 class Usual:
-    """Defaults shared by most classes of `Device`."""
+    """Base class with the default implementations that most `Device` subclasses share."""
 
     single = "float32"
     gradient_sums, loss_sums = torch.float32, torch.float64
@@ -156,14 +158,14 @@ class Usual:
         return cast(Call, torch.compile(call, dynamic=dynamic))
 
     def generator(self, seed: int) -> torch.Generator:
-        """Returns a generator on the host, so that initial values are the same as on a CPU."""
+        """Returns a generator on the host, so that initial values match those drawn on a CPU."""
         return torch.Generator().manual_seed(seed)
 
     def clock(self) -> Callable[[], float]:
         """Reads the host clock.
 
-        If operations are only recorded, this times the recording. The profiler records device
-        times.
+        If the device only records operations, this measures the recording, and only the profiler
+        reports device times.
         """
         moment = time.perf_counter()
         return lambda: moment
@@ -176,10 +178,10 @@ class Usual:
 
 
 class Lazy(Device, Protocol):
-    """Device that only records operations, and runs all recorded ones as one compiled program."""
+    """Device that records operations and executes them later as one compiled program."""
 
     def settle(self) -> None:
-        """Starts the recorded program, without waiting for it to finish."""
+        """Launches the recorded program without waiting for it to finish."""
         ...
 
     def compilations(self) -> int:
@@ -187,5 +189,5 @@ class Lazy(Device, Protocol):
         ...
 
     def autocast(self, dtype: torch.dtype) -> AbstractContextManager[object]:
-        """Returns a context in which matmuls of fp32 tensors are computed in `dtype`."""
+        """Returns a context in which fp32 matmuls are computed in `dtype`."""
         ...

@@ -1,9 +1,9 @@
-"""CPU as a training device: gloo, and OMP_NUM_THREADS cores per rank.
+"""CPU device: gloo, with OMP_NUM_THREADS cores per rank.
 
-`measure` benchmarks matmuls in each number format and library, for hardware/cpu_speed.py. It times
-the forward and backward pass of a small model's layer: three matmuls with 1,024 tokens. They run on
-one core and are timed in the thread's CPU seconds, so other load on the machine has little effect.
-The variants take turns, and each variant's best turn counts.
+`measure` benchmarks matmuls per dtype and library for hardware/cpu_speed.py. The workload is the
+three forward and backward matmuls of a small model's linear layer, with 1,024 tokens. Variants run
+interleaved on one core and are measured in thread CPU time, so that other load hardly matters. The
+fastest run of each variant counts.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from ..hardware.cpu_speed import CpuSpeed, here
 from .base import COSTLY, Usual
 
 TOKENS = 1024
-# Matrix shapes of a model slightly wider than the preset `tiny`, and of the preset `small`.
+# weight shapes of a model slightly wider than the `tiny` preset, and of the `small` preset
 SHAPES = ((192, 512), (384, 1024))
-TURNS, LEAST = 4, 0.25  # minimum turns per variant, and minimum total seconds
-# If a format is this many times slower than the fastest one in the first turn, the CPU has no
-# instructions for it.
+TURNS, LEAST = 4, 0.25  # minimum runs per variant, and minimum total seconds
+# A variant this many times slower than the fastest in the first runs is assumed to lack hardware
+# support, and is dropped.
 HOPELESS = 4.0
-# Maximum relative error of an exact fp32 matmul. The error of fp32 itself is 3e-7; TF32's and
-# bf16's are over 3e-4.
+# Maximum relative error at which a matmul counts as fp32. Real fp32 has an error of 3e-7, and TF32
+# and bf16 exceed 3e-4.
 FP32_ERROR = 2e-6
-# Minimum share of the cores' time that the measurement must get to compare processes with threads.
+# minimum CPU utilization by this process for `all_cores` to give a valid result
 BUSY = 0.8
 Batch = list[tuple[Tensor, Tensor, Tensor]]
 Clock = Callable[[], float]
@@ -49,14 +49,14 @@ class Cpu(Usual):
     costly: frozenset[object] = COSTLY | {
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
     }
-    casts = True  # elementwise operations on bf16 are slow without compilation
+    casts = True  # bf16 elementwise ops are slow unless compiled
 
     def __init__(self, index: int = 0) -> None:
-        """Opens the CPU, which all ranks of a node share."""
+        """Sets up the CPU, which all ranks of a node share."""
         self.torch_device = torch.device("cpu")
 
     def start(self) -> None:
-        # AdamW's moments of rare tokens decay into denormals, which cost 100 cycles each.
+        # The AdamW moments of rare tokens decay into denormals, which cost 100 cycles each.
         torch.set_flush_denormal(True)
         by_onednn(cpu_speed.of_this_machine().by_onednn)
 
@@ -70,9 +70,9 @@ class Cpu(Usual):
 
     @cached_property
     def native_bf16(self) -> bool:
-        """Returns whether bf16 matmuls were measured to be faster on this machine.
+        """Returns whether bf16 matmuls were faster than fp32 when benchmarked on this machine.
 
-        CPUs may have bf16 instructions that bring no speedup.
+        Some CPUs have bf16 instructions but no matching speedup.
         """
         return cpu_speed.of_this_machine().half
 
@@ -82,9 +82,9 @@ class Cpu(Usual):
         return path.read_text() if path.exists() else ""
 
     def peak_flops(self, dtype: torch.dtype) -> float:
-        """Returns the measured FLOP/s of the rank's threads in a small model's matmuls.
+        """Returns the FLOP/s of the rank's threads, as measured with a small model's matmuls.
 
-        No CPU comes close to its nominal peak. hardware/cpu_speed.py caches the measurement.
+        CPUs never come close to their nominal peak. hardware/cpu_speed.py caches the measurement.
         """
         return (
             cpu_speed.of_this_machine().rate("bf16" if dtype == torch.bfloat16 else "fp32")
@@ -98,7 +98,7 @@ class Cpu(Usual):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
     def memory_used(self) -> int:
-        """Returns the maximum resident set size.
+        """Returns the peak resident set size, in bytes.
 
         ru_maxrss is in bytes on macOS and in KiB elsewhere (getrusage(2)).
         """
@@ -107,27 +107,25 @@ class Cpu(Usual):
         )
 
     def synchronize(self) -> None:
-        pass  # CPU calls return only when their work is done
+        pass  # CPU calls are synchronous
 
     def generators(self) -> list[torch.Generator]:
         return [torch.default_generator]
 
 
 def by_onednn(whether: bool) -> None:
-    """Makes torch use oneDNN for fp32 matmuls if `whether`, otherwise MKL.
+    """Selects the library for fp32 matmuls: oneDNN if `whether`, otherwise MKL.
 
-    MKL takes a slow path on CPUs from vendors other than Intel.
-
-    This is torch's (2.13) only switch for oneDNN, and it also allows bf16 internally. On CPUs where
-    bf16 brings oneDNN no advantage, such as those without AMX, oneDNN still computes in fp32.
-    `is_exact` checks that.
+    MKL takes a slow path on CPUs from vendors other than Intel. This is the only switch for oneDNN
+    in torch 2.13, and it also permits oneDNN to use bf16 internally. Where bf16 has no advantage,
+    such as on CPUs without AMX, oneDNN still computes in fp32, which `is_exact` checks.
     """
     matmul: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     matmul.fp32_precision = "bf16" if whether else "ieee"
 
 
 def is_exact() -> bool:
-    """Returns whether oneDNN's matmuls are as exact as fp32, in forward and backward passes."""
+    """Returns whether oneDNN matmuls keep fp32 accuracy, forward and backward."""
     by_onednn(True)
     try:
         return max(error_of(*each) for each in batch(torch.float32)) < FP32_ERROR
@@ -136,7 +134,7 @@ def is_exact() -> bool:
 
 
 def error_of(x: Tensor, weight: Tensor, gradient: Tensor) -> float:
-    """Returns the largest relative error of the matmuls, compared with fp64."""
+    """Returns the largest relative error of the matmuls, measured against fp64."""
     pairs = zip(
         products(x, weight, gradient),
         products(x.double(), weight.double(), gradient.double()),
@@ -146,14 +144,14 @@ def error_of(x: Tensor, weight: Tensor, gradient: Tensor) -> float:
 
 
 def products(x: Tensor, weight: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns a layer's output, the gradient of its input and the gradient of its weight."""
+    """Returns a linear layer's output, input gradient and weight gradient."""
     return torch.nn.functional.linear(x, weight), gradient @ weight, gradient.T @ x
 
 
 def batch(format_: torch.dtype, parts: int = 1) -> Batch:
-    """Returns input, weight and output gradient for each shape in SHAPES.
+    """Returns an input, weight and output gradient for each shape in SHAPES.
 
-    The input and the gradient contain 1 / `parts` of the tokens.
+    Inputs and output gradients cover only 1 / `parts` of the tokens.
     """
     rows, dice = max(1, TOKENS // parts), torch.Generator().manual_seed(1)
     sizes = [((rows, width), (inner, width), (rows, inner)) for width, inner in SHAPES]
@@ -171,7 +169,7 @@ def flops() -> float:
 
 
 def best_seconds(ways: dict[str, Callable[[], Any]], clock: Clock) -> dict[str, float]:
-    """Returns the seconds of each variant's fastest turn."""
+    """Returns each variant's best time, in seconds."""
 
     def seconds(name: str) -> float:
         began = clock()
@@ -188,7 +186,7 @@ def best_seconds(ways: dict[str, Callable[[], Any]], clock: Clock) -> dict[str, 
 
 
 def one_core() -> dict[str, float]:
-    """Returns one core's FLOP/s in each format, and in fp32 with oneDNN if that is exact."""
+    """Returns one core's FLOP/s per dtype, and with oneDNN if its fp32 matmuls are accurate."""
     whole, half = batch(torch.float32), batch(torch.bfloat16)
 
     def onednn() -> None:
@@ -207,11 +205,11 @@ def one_core() -> dict[str, float]:
 
 
 def all_cores(cores: int, format_: torch.dtype) -> dict[str, float]:
-    """Returns the FLOP/s of all cores in one process, `together`, and in one process per core,
-    `apart`.
+    """Returns the total FLOP/s of all cores for two setups.
 
-    Returns {} if other processes take too much of the cores' time. Python threads simulate the
-    processes, because they hold no lock during a matmul.
+    `together` is one multi-threaded process, and `apart` is one single-threaded process per core.
+    Threads stand in for the processes, since matmuls release the GIL. Returns {} if the machine is
+    too busy to measure.
     """
     whole, parts = batch(format_), [batch(format_, cores) for _ in range(cores)]
     with ThreadPoolExecutor(cores) as pool:
@@ -231,7 +229,7 @@ def all_cores(cores: int, format_: torch.dtype) -> dict[str, float]:
 
 
 def measure() -> CpuSpeed:
-    """Measures the speed of this machine's CPUs, which takes about a second."""
+    """Benchmarks this machine's CPUs, which takes about a second."""
     cpu, version, cores = here()
     found = CpuSpeed(cpu, version, cores, **one_core())
     if cores == 1:

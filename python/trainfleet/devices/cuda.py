@@ -1,4 +1,4 @@
-"""NVIDIA GPU as a training device: NCCL, one GPU per rank."""
+"""NVIDIA GPU device: NCCL, with one GPU per rank."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class Cuda(Usual):
     }
 
     def __init__(self, index: int) -> None:
-        """Opens the GPU with this index among those visible to the process.
+        """Selects a GPU by its index among those visible to the process.
 
         Raises:
             RunError: the GPU does not exist, or torch can't use it. The message names the hardware
                 found and the software to install.
         """
-        # Expandable segments, unlike fixed-size blocks, never fail because of fragmentation if all
-        # batches have the same shape.
+        # With expandable segments, same-shaped batches can't run out of memory through
+        # fragmentation, whereas with fixed-size blocks they can.
         os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
         _check_torch()
         _check_count(index)
@@ -72,9 +72,9 @@ class Cuda(Usual):
         return torch.Generator(self.torch_device).manual_seed(seed)
 
     def peak_flops(self, dtype: torch.dtype) -> float:
-        """Returns the GPU's dense peak FLOP/s from the data sheet.
+        """Returns the GPU's dense peak FLOP/s from its data sheet.
 
-        Returns NaN for an unknown GPU, so no MFU is reported.
+        Returns NaN for an unknown GPU, so that no MFU is reported.
         """
         accelerator = find_accelerator(self.name, self.memory_bytes())
         format_ = {torch.float8_e4m3fn: "fp8", torch.bfloat16: "bf16", torch.float16: "fp16"}.get(
@@ -97,12 +97,12 @@ class Cuda(Usual):
     def clock(self) -> Callable[[], float]:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
-        # An event has no absolute time, so measure from the first event.
+        # CUDA events have no absolute time, so measure from the first one.
         first = self._first = getattr(self, "_first", event)
         return lambda: first.elapsed_time(event) / 1000
 
     def host_buffer(self, like: Tensor) -> Tensor:
-        # Page-locked memory allows DMA at the full speed of the bus.
+        # Pinned memory allows DMA at full bus speed.
         return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
 
     def generators(self) -> list[torch.Generator]:
@@ -110,13 +110,11 @@ class Cuda(Usual):
 
 
 def has_code_for(capability: tuple[int, int], targets: Iterable[str]) -> bool:
-    """Returns whether a torch build's targets include code for a compute capability.
+    """Returns whether a torch build has code for a compute capability, given its list of targets.
 
-    Returns True if the targets can't be parsed.
-
-    Machine code (`sm_90`) runs on the same major version, with the same or a later minor version.
-    PTX (`compute_90`) runs on the same or any later capability (CUDA C++ Programming Guide,
-    "Application Compatibility").
+    Returns True if the targets can't be parsed. Machine code (`sm_90`) runs on the same major
+    version with the same or a later minor version. PTX (`compute_90`) runs on the same or any later
+    capability (CUDA C++ Programming Guide, "Application Compatibility").
     """
     found = [TARGET.match(target) for target in targets]
     known = [(match[1], (int(match[2]), int(match[3]))) for match in found if match]

@@ -1,11 +1,11 @@
-"""Runs torchrun with a store that listens only at the job's rendezvous address.
+"""Runs torchrun with a store that listens only on the job's rendezvous address.
 
 Usage: `python -m trainfleet.devices.meeting torch.distributed.run OPTIONS...`.
 
 torch's TCPStore has no authentication: any client that can connect to it can list, write and delete
 its keys. By default, it listens on all interfaces, regardless of --master-addr. Node 0 therefore
-gives it a socket that listens only at the rendezvous address, which is the loopback address for a
-single-machine job. torchrun then finds and uses that store in its own process (multi_tenant).
+passes it a socket bound to the rendezvous address, which is the loopback address for single-machine
+jobs. torchrun finds and reuses that store, because it runs in the same process (multi_tenant).
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ LINGER = 5.0  # maximum wait in seconds
 def listen(meet: str, port: int, nodes: int) -> TCPStore | None:
     """Creates the store of a job whose nodes rendezvous at `meet`:`port`.
 
-    Returns None if torch must listen on all interfaces. This is necessary if no interface of this
-    machine has the address (behind NAT). It is also necessary if the name resolves to a loopback
-    address only on this machine, as with Debian's /etc/hosts. Other nodes could not reach that
-    address.
+    Returns None if torch must listen on all interfaces, which has two possible causes. Behind NAT,
+    no interface of this machine has the address. Debian's /etc/hosts resolves a machine's own name
+    to a loopback address, which other nodes can't reach.
     """
     for family, kind, protocol, _, place in _places(meet, port):
         if (
@@ -44,11 +43,11 @@ def listen(meet: str, port: int, nodes: int) -> TCPStore | None:
             waiting.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             waiting.bind(place)
             waiting.listen(WAITING)
-        # The address is not this machine's, or the port is in use, which torch reports.
+        # not an address of this machine, or the port is in use, which torch reports
         except OSError:
             waiting.close()
             continue
-        # The store owns the file descriptor from here on.
+        # the store now owns the file descriptor
         return TCPStore(
             meet,
             port,
@@ -68,10 +67,10 @@ def _places(meet: str, port: int) -> list[tuple[int, int, int, str, tuple[str, i
 
 
 def linger(port: int) -> None:
-    """Waits until no other node is connected to a local port, for at most LINGER seconds.
+    """Waits up to LINGER seconds for all other nodes to disconnect from a local port.
 
-    The store ends with this process. torchrun may finish here before the other nodes have received
-    the store's last response, and their logs would then end with a traceback.
+    The store exits with this process. If torchrun finished here before the other nodes had received
+    the store's last response, their logs would end with a traceback.
     """
     until = time.monotonic() + LINGER
     while time.monotonic() < until and _is_visited(port):
@@ -90,9 +89,10 @@ def _is_visited(port: int) -> bool:
 
 
 def main(words: list[str]) -> None:
-    """Runs the module named by the first word, as `python -m` does, with the remaining words.
+    """Runs the module named by the first argument, as `python -m` does, with the remaining
+    arguments.
 
-    On node 0, creates the store first.
+    Creates the store first if this is node 0.
     """
     given = dict(word[2:].split("=", 1) for word in words if word.startswith("--") and "=" in word)
     meet, port, nodes = given["master-addr"], int(given["master-port"]), int(given["nnodes"])

@@ -1,12 +1,11 @@
-"""Trn2 or Trn3 NeuronCore as a training device: native PyTorch (TorchNeuron), one logical core per
-rank.
+"""Trainium 2/3 device: native PyTorch (TorchNeuron), with one logical NeuronCore per rank.
 
-Names follow AWS's TorchNeuron documentation (awsdocs-neuron.readthedocs-hosted.com, SDK 2.33,
-2026-10-14). They are the device and process group `neuron`, `torch.compile(backend="neuron")`, and
-a module `torch.neuron` with the same names as torch.cuda.
+API names follow AWS's TorchNeuron documentation (awsdocs-neuron.readthedocs-hosted.com, SDK 2.33,
+2026-10-14): the device and the process group backend `neuron`, `torch.compile(backend="neuron")`,
+and a `torch.neuron` module that mirrors torch.cuda.
 
-This code has never run on a Trainium chip. Tests run it on the CPU, with the device and process
-group renamed (tests/distributed/test_neuron.py).
+This code has never run on a Trainium chip. Tests run it on the CPU with the device and process
+group backend renamed (tests/distributed/test_neuron.py).
 
 `Monitor` runs neuron-monitor on each node, keeps the latest reading, and logs device errors.
 """
@@ -37,21 +36,21 @@ from ..trust.errors import InputError, RunError
 from .base import COSTLY, Call, Dice, Usual
 
 TYPE, GROUP = "neuron", "neuron"
-# First torch-neuronx version that is TorchNeuron. Earlier versions are PyTorch/XLA.
+# first torch-neuronx version based on TorchNeuron; earlier ones are based on PyTorch/XLA
 FIRST = (2, 13)
 
 TOOL = "neuron-monitor"
-BESIDE = "/opt/aws/neuron/bin"  # folder of aws-neuronx-tools
+BESIDE = "/opt/aws/neuron/bin"  # where aws-neuronx-tools installs its programs
 
 
 class Core(Usual):
-    """Base class of the NeuronCore devices for native PyTorch and for PyTorch/XLA."""
+    """Base class of NeuronCore devices, for native PyTorch and for PyTorch/XLA."""
 
     costly: frozenset[object] = COSTLY
-    # The chip does not support 64-bit numbers, so ranks sum losses in fp32, and the host adds up
-    # the ranks' sums.
+    # The chip lacks 64-bit types, so ranks accumulate losses in fp32, and the host adds up the
+    # results.
     loss_sums = torch.float32
-    fused_adamw = False  # no fused AdamW supports `found_inf`, which skips a step
+    fused_adamw = False  # there is no fused AdamW that supports `found_inf`, which skips a step
     native_bf16, native_fp16, native_fp8 = True, False, False
 
     def __init__(self) -> None:
@@ -64,7 +63,7 @@ class Core(Usual):
     def peak_flops(self, dtype: torch.dtype) -> float:
         """Returns a core's dense peak FLOP/s from AWS's architecture pages.
 
-        Returns NaN for an unknown core, so no MFU is reported.
+        Returns NaN for an unknown core, so that no MFU is reported.
         """
         core = node_types.local_accelerator()
         return (
@@ -78,7 +77,7 @@ class Neuron(Core):
     kind = "neuron"
 
     def __init__(self, index: int) -> None:
-        """Selects the node's core with this index. The runtime is not touched before `start`.
+        """Selects a NeuronCore by its index on the node, without initializing the runtime.
 
         Raises:
             RunError: torch-neuronx is missing, or the installed package is not TorchNeuron.
@@ -88,15 +87,15 @@ class Neuron(Core):
         os.environ.setdefault("TORCH_NEURONX_NEFF_CACHE_DIR", str((COMPILED / "neuron").absolute()))
         check_package()
         self.backend = GROUP
-        self.torch_device = torch.device(TYPE)  # the only device that the process sees
+        self.torch_device = torch.device(TYPE)  # the only core visible to this process
 
     @property
     def module(self) -> Any:
-        """Returns the module `torch.neuron`, which torch-neuronx adds to torch."""
+        """Returns the `torch.neuron` module, which torch-neuronx adds to torch."""
         return getattr(torch, "neuron")  # noqa: B009  mypy does not know it
 
     def start(self) -> None:
-        import_module("torch_neuronx")  # registers device, process group and compiler
+        import_module("torch_neuronx")  # registers the device, its backend and its compiler
         if not self.module.is_available():
             raise unusable(
                 TYPE,
@@ -124,7 +123,7 @@ class Neuron(Core):
     def clock(self) -> Callable[[], float]:
         event = self.module.Event(enable_timing=True)
         event.record()
-        # An event has no absolute time, so measure from the first event.
+        # Events have no absolute time, so measure from the first one.
         first = self._first = getattr(self, "_first", event)
         return lambda: float(first.elapsed_time(event)) / 1000
 
@@ -133,7 +132,9 @@ class Neuron(Core):
 
 
 class GeneratorState:
-    """Default generator of the device, which torch-neuronx exposes as module functions."""
+    """Default generator of the device, which torch-neuronx exposes through module-level
+    functions.
+    """
 
     def __init__(self, module: Any) -> None:
         self.get_state = cast(Callable[[], Tensor], module.get_rng_state)
@@ -142,17 +143,17 @@ class GeneratorState:
 
 
 def _seed(module: Any, seed: int) -> None:
-    module.manual_seed(seed % 2**31)  # the device has 32-bit integers
+    module.manual_seed(seed % 2**31)  # the device supports only 32-bit integers
 
 
 def check_package() -> None:
-    """Requires a torch-neuronx that is TorchNeuron and matches this version of torch.
+    """Checks that torch-neuronx is TorchNeuron and matches this version of torch.
 
-    Three packages have that name: TorchNeuron, the earlier PyTorch/XLA for Neuron, and an empty
-    package on the public index.
+    Three packages share that name: TorchNeuron, the older PyTorch/XLA plugin for Neuron, and an
+    empty package on PyPI.
 
     Raises:
-        RunError: no torch-neuronx is installed, or it does not meet these requirements.
+        RunError: torch-neuronx is missing, is another package, or does not match torch.
     """
     try:
         found = version("torch-neuronx")
@@ -174,9 +175,9 @@ def is_native(version: str) -> bool:
 
 
 def is_stub(version: str) -> bool:
-    """Returns whether this is the version of the public index's empty package.
+    """Returns whether this is the version of the empty package on PyPI.
 
-    That version is 1.0. Real versions start at 1.11.
+    That package has version 1.0, whereas real releases start at 1.11.
     """
     return numbers(version) < (1, 11)
 
@@ -190,7 +191,7 @@ def numbers(version: str) -> tuple[int, ...]:
 
 
 def unusable(platform: str, why: str) -> RunError:
-    """Returns the error for a rank that lacks the NeuronCore or the packages that the plan
+    """Returns the error for a missing NeuronCore, or for missing packages that the plan
     requires.
     """
     where = f"rank {os.environ.get('RANK', '0')} on node {os.environ.get('GROUP_RANK', '0')}"
@@ -205,9 +206,9 @@ def unusable(platform: str, why: str) -> RunError:
 
 
 class Monitor:
-    """Background reader of neuron-monitor, which runs until this process exits.
+    """Background reader for neuron-monitor, which runs until this process exits.
 
-    There are no readings if the tool is not installed.
+    Provides no readings if the tool is not installed.
     """
 
     def __init__(self) -> None:
@@ -226,7 +227,7 @@ class Monitor:
 
     def _follow(self) -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:  # one line for all groups every 5 seconds
+        for line in self.process.stdout:  # prints one line for all groups every 5 seconds
             with suppress(InputError):  # skip lines that are not reports
                 self.take(read_monitor(line))
 

@@ -1,9 +1,8 @@
 """Runs one rank of a training job: `python -m trainfleet.engine RUN_FOLDER`, started by torchrun.
 
-The exit code is 0 if training finished or was stopped cleanly; results.json shows which. On any
-other exit code, torchrun kills the ranks that are still shutting down.
-
-A failed run has a `fault` event.
+The exit code is 0 if training finished or was stopped cleanly, and results.json records which. With
+any other exit code, torchrun would kill ranks that are still shutting down. A failed run has a
+`fault` event.
 """
 
 from __future__ import annotations
@@ -130,7 +129,7 @@ def on_notice(run: Run, vote: Vote, node: int, notice: str) -> None:
 def leave_alone(run: Run, vote: Vote, world: World, seconds: float) -> None:
     """Makes all ranks save and exit because no launcher is left to detect a hang.
 
-    Each node records an `orphaned` event, unless another node's vote stops it first.
+    Each node records an `orphaned` event, unless the vote of another node stops it first.
     """
     vote.heard = True
     if os.environ.get("LOCAL_RANK", "0") == "0":
@@ -142,7 +141,7 @@ def leave_alone(run: Run, vote: Vote, world: World, seconds: float) -> None:
 
 
 def open_record(run: Run, config: Config, trainer: Trainer, dataset: Manifest) -> Recorder:
-    """Creates the recorder and writes everything known before the first step to results.json."""
+    """Creates the recorder and writes all metadata known before the first step to results.json."""
     world, train = trainer.world, config.train
     flops = flops_per_token(config.model, train.sequence_length)
     peak = world.device.peak_flops(trainer.precision) * world.size
@@ -185,9 +184,9 @@ def open_record(run: Run, config: Config, trainer: Trainer, dataset: Manifest) -
 
 
 def open_loggers(run: Run, config: Config) -> Loggers | None:
-    """Opens the services listed in `train.loggers`.
+    """Opens the loggers listed in `train.loggers`.
 
-    A resumed run keeps its identity, so each service appends to the existing run.
+    A resumed run keeps its logger IDs, so each service appends to the existing run.
     """
     if not config.train.loggers:
         return None
@@ -203,7 +202,7 @@ def open_loggers(run: Run, config: Config) -> Loggers | None:
 
 
 def greeting(trainer: Trainer) -> str:
-    """Returns a rank's first log line: its index, device, batch size and start step."""
+    """Returns the first log line of a rank: its number, device, batch size and start step."""
     world, train = trainer.world, trainer.train
     work = (
         f"{trainer.batches.per_step} micro-batches of {train.micro_batch_size} x "
@@ -214,7 +213,7 @@ def greeting(trainer: Trainer) -> str:
 
 
 def formula(config: Config, trainer: Trainer) -> str:
-    """Returns the MFU formula in words, with this run's peak FLOP/s."""
+    """Returns an explanation of how MFU is computed, with this run's peak FLOP/s."""
     peak = (
         f"{trainer.world.size} x "
         f"{trainer.world.device.peak_flops(trainer.precision) / 1e12:,.4g} TFLOP/s per rank"
@@ -226,7 +225,7 @@ def formula(config: Config, trainer: Trainer) -> str:
 
 
 def products(trainer: Trainer) -> str:
-    """Returns the name of the number format used in matmuls. For fp32, it may be TF32."""
+    """Returns the name of the matmul dtype, which may be TF32 for fp32."""
     return (
         trainer.device.single
         if trainer.precision == torch.float32
@@ -248,7 +247,7 @@ def conclude(run: Run, trainer: Trainer, recorder: Recorder, dataset: Dataset, s
     )
     sample = {"sample": write_sample(run, trainer, dataset)} if writes else {}
     recorder.close(status)
-    # If the device only recorded its programs, they still have to be compiled, so the status stays
+    # If the device only traced its programs, they must still be compiled, so the status stays
     # "running".
     recorder.update(status=status if executes else "running", **sample)
     run.record(status, step=step)
@@ -264,7 +263,7 @@ def write_sample(run: Run, trainer: Trainer, dataset: Dataset) -> dict[str, str]
     if model is None:
         if count_parameters(trainer.config.model) * 4 > trainer.device.memory_bytes() / 4:
             return None
-        # each rank has only a part of the model, so load the last checkpoint
+        # each rank holds only part of the model, so load the last checkpoint
         model = generate.load(run)[0]
     # Run in eager mode, because torch.compile would recompile for each sequence length.
     with suppress(FloatingPointError), torch.compiler.set_stance("force_eager"):
@@ -278,8 +277,8 @@ def record_fault(run: Run, error: Exception, attempt: fence.Attempt) -> None:
     For an unexpected exception, the event includes the end of the traceback. If the disk is full,
     the error appears only in the log.
 
-    If a newer attempt has started, no event is recorded. The ranks of this attempt are then failing
-    only because other ranks have exited.
+    Records nothing if a newer attempt has started, because this attempt's ranks then fail only as a
+    result of other ranks exiting.
     """
     if attempt.number and fence.current(run.folder) > attempt:
         return

@@ -35,13 +35,13 @@ class MicroBatch(NamedTuple):
 
     @property
     def named(self) -> dict[str, Tensor]:
-        """Keyword arguments for the model, excluding the inputs."""
+        """Keyword arguments for the model, in addition to the inputs."""
         return {"targets": self.targets} | (
             {} if self.documents is None else {"documents": self.documents}
         )
 
     def each(self, change: Callable[[Tensor], Tensor]) -> MicroBatch:
-        """Returns the micro-batch with a function applied to each tensor."""
+        """Returns a copy of the micro-batch with a function applied to each tensor."""
         return MicroBatch(
             change(self.inputs),
             change(self.targets),
@@ -51,7 +51,7 @@ class MicroBatch(NamedTuple):
     def blank(self, count: int) -> MicroBatch:
         """Returns `count` padding sequences with the same fields as this batch.
 
-        Padding does not count in the loss.
+        The loss ignores padding.
         """
         padding = self.each(lambda tokens: tokens.new_zeros((count, *tokens.shape[1:])))
         return padding._replace(targets=torch.full_like(padding.targets, IGNORED))
@@ -83,7 +83,7 @@ def filled(batches: Iterable[MicroBatch], passes: int, blank: MicroBatch) -> Ite
 
 
 class Samples(Protocol):
-    """Dataset interface that the engine requires; data.dataset.Dataset implements it."""
+    """Dataset interface that the engine requires, implemented by data.dataset.Dataset."""
 
     @property
     def end_of_document(self) -> int: ...
@@ -96,9 +96,9 @@ class Samples(Protocol):
 
 
 def samples_for(config: Config, dataset: Dataset) -> Samples:
-    """Returns the samples for the model's family.
+    """Returns the training samples for the model family.
 
-    Causal models use the dataset itself. Masked models use it with masked tokens.
+    Causal models use the dataset directly, and masked models use a masked version.
     """
     family = FAMILIES[config.model.family]
     return (
@@ -107,11 +107,11 @@ def samples_for(config: Config, dataset: Dataset) -> Samples:
 
 
 class Batches:
-    """Training batches of data-parallel rank `rank` of `ranks`.
+    """Training batches for data-parallel rank `rank` of `ranks`.
 
-    With global batch size G, step s (from 1) reads samples [(s - 1) G, s G) in the seed's order.
-    Each of R ranks reads an equal share. A step's data depends only on the step, so a run can
-    resume with any number of ranks.
+    With global batch size G, step s (from 1) uses samples [(s - 1) G, s G) in an order determined
+    by the seed. Each rank reads an equal share. A step's data does not depend on earlier steps, so
+    a run can resume with any number of ranks.
     """
 
     def __init__(
@@ -120,16 +120,16 @@ class Batches:
         self.samples, self.train, self.device = samples, config.train, device
         self.end = separator(samples, config.train)
         self.count = config.train.global_batch_size // ranks
-        # micro-batches per step; the planner has checked that both divisions are exact
+        # micro-batches per step; the planner has checked that both divisions leave no remainder
         self.per_step = self.count // config.train.micro_batch_size
         self.offset = rank * self.count
         self.reader = ThreadPoolExecutor(1, thread_name_prefix="batches")
         self.ahead: tuple[int, Future[np.ndarray]] | None = None
 
     def of(self, step: int) -> Iterator[tuple[int, MicroBatch]]:
-        """Yields a step's micro-batches, each with the number of remaining ones.
+        """Yields (micro-batches left, micro-batch) for each of the step's micro-batches.
 
-        Meanwhile, the next step's data is prefetched.
+        Prefetches the next step's data in the meantime.
         """
         tokens, size = self._take(step), self.train.micro_batch_size
         for index in range(self.per_step):
@@ -155,7 +155,7 @@ def validation(
 ) -> Iterator[MicroBatch]:
     """Yields this rank's share of the validation sequences.
 
-    The sequences are the same at every validation and for any number of ranks.
+    The sequences are the same for every validation and any number of ranks.
     """
     train, end = config.train, separator(samples, config.train)
     count = validation_count(samples, config)
@@ -178,16 +178,17 @@ def validation_count(samples: Samples, config: Config) -> int:
 
 
 def separator(samples: Samples, train: Train) -> int | None:
-    """Returns the end-of-document token if batches must mark documents, otherwise None."""
+    """Returns the end-of-document token if batches must track document boundaries,
+    otherwise None.
+    """
     return samples.end_of_document if train.document_mask else None
 
 
 def split(tokens: Tensor, end: int | None = None) -> MicroBatch:
     """Splits tokens [count, T + 1] into inputs and targets, shifted by one token.
 
-    For a masked model, tokens are [count, T, 2 or 3]: token, target and optionally segment.
-
-    If the end-of-document token `end` is given, the batch also marks its documents.
+    For a masked model, the tokens are [count, T, 2 or 3]: token, target and optionally segment. If
+    `end` (the end-of-document token) is given, the batch also contains document indices.
     """
     if tokens.ndim == 2:
         return MicroBatch(
@@ -197,7 +198,7 @@ def split(tokens: Tensor, end: int | None = None) -> MicroBatch:
 
 
 def documents(tokens: Tensor, end: int) -> Tensor:
-    """Returns the document index of each token [B, T] in its row, from 0, as int32 [B, T].
+    """Returns each token's document index within its row, as int32 [B, T] from 0.
 
     An end-of-document token belongs to the document that it ends.
     """

@@ -36,7 +36,7 @@ class Scores:
     `baseline` is the accuracy of always predicting the most common token.
 
     `bits_per_byte` is the loss in bits per UTF-8 byte of text, which is comparable across
-    tokenizers. Masked models do not have it, because they predict only some of the tokens.
+    tokenizers. Masked models do not report it, because they predict only some of the tokens.
     """
 
     sequences: int
@@ -151,9 +151,9 @@ def score(model: Network, batch: MicroBatch) -> Tensor:
 
 
 def mask(model: Network, targets: Tensor) -> Tensor:
-    """Returns a mask of the targets to predict.
+    """Returns a mask that selects the targets to score.
 
-    BERT's first target is excluded because it is the pair label.
+    Excludes BERT's first target, which is the pair label.
     """
     chosen = targets != IGNORED
     if isinstance(model, Bert):

@@ -1,7 +1,7 @@
 """Exports a run's model: `python -m trainfleet.engine.export RUN_FOLDER OUT FORMAT`.
 
-config/platforms.py lists the formats. Hugging Face exports include a model card with the model's
-initial weights, training data and scores.
+config/platforms.py lists the formats. Hugging Face exports include a model card that states the
+base model, training data and scores.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def main(arguments: list[str]) -> int:
 def export(run: Run, out: Path, form: str = platforms.HUGGINGFACE) -> list[str]:
     """Exports the run's newest checkpoint to the new folder `out` and returns the file names.
 
-    The folder appears only when it is complete.
+    The folder appears only once it is complete.
 
     Raises:
         RunError: `out` already exists, the run has no checkpoint, or the format does not support
@@ -103,7 +103,7 @@ def saving(config: Config, form: str, run: Run) -> Save:
     """Returns the function that writes a model's weights in the given format.
 
     Raises:
-        RunError: the model can't be sharded as the format requires.
+        RunError: the model can't be sharded in the way the format requires.
     """
     said = platforms.degrees(form)
     if said is None:
@@ -202,7 +202,7 @@ class Base:
     hub: str = ""  # Hub name: owner/name
     identity: str = ""  # Hub revision, or file name and checksum
     licence: str = ""
-    tokens: int | None = None  # number of tokens it was trained on
+    tokens: int | None = None  # number of training tokens
 
 
 def card(run: Run, config: Config) -> str:
@@ -230,7 +230,7 @@ def card(run: Run, config: Config) -> str:
 
 
 def base_of(run: Run, config: Config) -> Base | None:
-    """Returns the model that initialized the run, or None if the run started from scratch.
+    """Returns the model that the run was initialized from, or None if it started from scratch.
 
     The run's latest `initialized` event takes precedence over the config.
     """
@@ -241,7 +241,7 @@ def base_of(run: Run, config: Config) -> Base | None:
     if not address:
         return None
     known = Base(_last(address))
-    # A deleted or unreadable base model must not fail the export.
+    # export even if the base model has been deleted or can't be read
     with suppress(TrainfleetError, OSError, ValueError):
         return _seen(address, known)
     return known
@@ -250,7 +250,7 @@ def base_of(run: Run, config: Config) -> Base | None:
 def name_of(source: str) -> str:
     """Returns a data source's name for the public model card.
 
-    A Hub dataset keeps its address. A path is reduced to its last component.
+    Hub addresses are kept, and paths are reduced to their last component.
     """
     with suppress(InputError):
         if source.startswith(HUB) and not dataset_of(source).name.startswith(("/", ".")):
@@ -259,7 +259,7 @@ def name_of(source: str) -> str:
 
 
 def _seen(address: str, known: Base) -> Base:
-    """Returns the base model at an address, with all details found in its files."""
+    """Returns the base model at an address, with whatever details its files provide."""
     if address.startswith(HUB):
         folder, name = folder_of(address), address.removeprefix(HUB).partition("@")[0]
         revision = f"revision {folder.name}" if REVISION.fullmatch(folder.name) else ""
@@ -281,7 +281,7 @@ def _seen(address: str, known: Base) -> Base:
 
 
 def _origin(folder: Path) -> str:
-    """Returns the Hub name recorded in a folder's config.json, or "" if it has none."""
+    """Returns the Hub name recorded in a folder's config.json, or "" if it is missing."""
     name = untrusted_input.read_json(folder / huggingface_config.CONFIG).get("_name_or_path", "")
     return name if isinstance(name, str) and MODEL.fullmatch(name) and "@" not in name else ""
 
@@ -309,7 +309,7 @@ def _checksum(folder: Path) -> str:
 
 
 def _licence(folder: Path) -> str:
-    """Returns the licence stated in a folder's model card, or "" if the card has none."""
+    """Returns the license stated in a folder's model card, or "" if it is missing."""
     with suppress(FileNotFoundError, InputError):
         _, _, rest = untrusted_input.read_text(folder / CARD, untrusted_input.MEBIBYTE).partition(
             "---\n"
@@ -325,10 +325,7 @@ def _named(base: Base) -> str:
 
 
 def _last(path: str) -> str:
-    """Returns the last meaningful component of a path or address.
-
-    Characters that are unsafe in Markdown are replaced.
-    """
+    """Returns the last meaningful component of a path or address, escaped for Markdown."""
     parts = [
         part
         for part in re.split("/", path.partition("://")[2] or path)

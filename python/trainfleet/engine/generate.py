@@ -31,7 +31,7 @@ from .checkpoint import load_model, newest
 TEMPERATURE = 0.7
 TOP_K = 50
 SAMPLE_PROMPT = 40  # length in tokens
-# Token offset into the validation text. It skips the licence or title at the start of a document.
+# Token offset into the validation text, which skips the license or title at the start.
 SAMPLE_BEGINS = 1000
 SAMPLE_LENGTH = 120  # maximum length in tokens
 
@@ -49,8 +49,8 @@ def continuation(
 ) -> Iterator[int]:
     """Yields generated tokens until the model ends the document or the context is full.
 
-    If the prompt fills the context, only its last tokens are kept: half the context length.
-    Temperature 0 selects the most likely token.
+    A prompt that fills the context is truncated to its last tokens, half the context length.
+    Temperature 0 means greedy decoding.
     """
     limit = model.shape.max_position_embeddings
     prompt = prompt if len(prompt) < limit else prompt[-(limit // 2) :]
@@ -70,8 +70,8 @@ def choose(
 ) -> int:
     """Samples a token id with top-k and top-p sampling.
 
-    The choice is limited to the `top_k` most likely tokens, then to the smallest set with total
-    probability `top_p`. Temperature 0 selects the most likely token.
+    Candidates are the `top_k` most likely tokens, reduced to the smallest set with total
+    probability `top_p`. Temperature 0 means greedy decoding.
 
     Raises:
         FloatingPointError: the model's output is not finite.
@@ -88,7 +88,7 @@ def choose(
 
 
 def makes_no_numbers(run: Run) -> RunError:
-    """Returns the error for a model with non-finite output."""
+    """Returns the error for a model that produces non-finite output."""
     why = "its weights are not finite, or too large"
     return RunError(
         "the output of the newest checkpoint's model is not finite",
@@ -99,7 +99,8 @@ def makes_no_numbers(run: Run) -> RunError:
 
 
 def write_sample(model: Network, dataset: Dataset, seed: int) -> dict[str, str]:
-    """Continues a piece of validation text and returns the `prompt` and the generated `text`.
+    """Continues a piece of validation text, and returns the `prompt` and the continuation as
+    `text`.
 
     Without validation text, the prompt is the end-of-document token, so the sample starts a new
     document.
@@ -147,11 +148,11 @@ def main(arguments: list[str]) -> int:
 
 
 def stream(options: argparse.Namespace) -> Iterator[str]:
-    """Yields the prompt, then the generated text piece by piece.
+    """Yields the prompt, followed by the generated text piece by piece.
 
-    The prompt is preceded by an end-of-document token, because nearly every training document
-    follows another one. Trailing spaces are removed, because a space usually forms one token with
-    the next word.
+    An end-of-document token precedes the prompt, because nearly every training document follows
+    another one. Trailing spaces are stripped, because the space is usually part of the next word's
+    token.
     """
     run = Run(options.run)
     model, dataset = load(run)
@@ -193,10 +194,9 @@ def encode(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def load(run: Run, device: torch.device | None = None) -> tuple[Network, Dataset]:
-    """Returns a run's model and dataset.
+    """Loads a run's newest checkpoint onto `device`, and returns the model with its dataset.
 
-    The model has the newest checkpoint's weights. It is on `device`, which defaults to this
-    machine's fastest device.
+    Defaults to the fastest device on this machine.
 
     Raises:
         RunError: the run has no checkpoint yet.

@@ -26,8 +26,7 @@ class Making:
     """Inputs for building an optimizer.
 
     Weight decay applies to `matrices` but not to `vectors`, because a norm's gain only scales its
-    output. `precision` is the number format of matmuls. `inside` is the name prefix of parameters
-    in the blocks.
+    output. `precision` is the matmul dtype. `inside` is the name prefix of the block parameters.
     """
 
     matrices: dict[str, nn.Parameter]
@@ -84,8 +83,7 @@ def build(
 def adamw(of: Making) -> torch.optim.Optimizer:
     """Builds AdamW.
 
-    bf16 weights require RoundedAdamW. Otherwise, torch's fused AdamW is used if the device supports
-    it.
+    Uses RoundedAdamW for bf16 weights, otherwise torch's fused AdamW if the device supports it.
     """
     if of.train.param_dtype == "bf16":
         step = of.device.compiled(renew, dynamic=True) if of.train.compile else renew
@@ -103,7 +101,7 @@ def lamb(of: Making) -> torch.optim.Optimizer:
 def muon(of: Making) -> torch.optim.Optimizer:
     """Builds Muon for matrices in the blocks, with AdamW for all other parameters.
 
-    Muon computes in the number format of matmuls: fp32, fp16 or bf16.
+    Muon computes in the matmul dtype: fp32, fp16 or bf16.
     """
     decayed = {"weight_decay": of.train.weight_decay}
     straight = [parameter for name, parameter in of.matrices.items() if name.startswith(of.inside)]
@@ -125,7 +123,7 @@ def muon(of: Making) -> torch.optim.Optimizer:
 def by_mesh(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Splits parameter groups by device mesh.
 
-    A fused optimizer step requires all parameters of a group to be on one mesh.
+    A fused optimizer step requires all parameters in a group to share a mesh.
     """
     found = []
     for group in groups:
@@ -152,9 +150,9 @@ def leave_out(optimizer: torch.optim.Optimizer, whether: Tensor) -> None:
 
 
 def clip(parameters: Iterable[Tensor], limit: float) -> Tensor:
-    """Clips gradients to the global norm `limit` and returns the norm before clipping.
+    """Clips gradients to the global norm `limit` and returns the original norm as a device tensor.
 
-    The norm is a device tensor. A limit of 0 disables clipping.
+    A limit of 0 disables clipping.
     """
     parameters = list(parameters)
     norm = get_total_norm(

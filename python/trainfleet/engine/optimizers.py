@@ -1,16 +1,16 @@
 """AdamW, LAMB and Muon for sharded and tensor-parallel parameters, with support for skipped steps.
 
 A step is skipped if the device tensor `found_inf` is 1, as in torch's fused optimizers. The host
-therefore never waits to learn whether a step is valid.
+therefore never blocks to find out whether a step is valid.
 
 RoundedAdamW keeps weights and moments in bf16 with stochastic rounding, which halves the memory of
-fp32. bf16 has 8 significant bits, so plain rounding discards changes below 1/512 of a weight, which
-are most changes. With a beta2 of 0.999, a second moment would never decrease. Stochastic rounding
-rounds up with a probability equal to the truncated fraction, so it is unbiased (Gupta et al. 2015,
-arXiv:1502.02551; for bf16, Zamirai et al. 2020, arXiv:2010.06192).
+fp32. bf16 has 8 significant bits, so round-to-nearest discards updates below 1/512 of a weight,
+which most updates are. With a beta2 of 0.999, second moments would never decrease. Stochastic
+rounding rounds up with a probability equal to the truncated fraction, so it is unbiased (Gupta et
+al. 2015, arXiv:1502.02551; for bf16, Zamirai et al. 2020, arXiv:2010.06192).
 
-The random bits depend only on the seed, the step, the parameter's name and the position in the
-entire matrix. A resumed run therefore rounds exactly like an uninterrupted one in any layout, and
+The random bits depend only on the seed, the step, the parameter's name and the position in the full
+matrix. A resumed run therefore rounds exactly as an uninterrupted one would, in any layout, and
 replicas of a weight stay identical.
 """
 
@@ -31,10 +31,10 @@ Groups = Iterable[dict[str, Any]]
 QUINTIC = (3.4445, -4.7750, 2.0315)
 ROUNDS = 5
 AT_ONCE = 1 << 24  # maximum number of elements orthogonalized at once: 64 MiB in fp32
-# Typical root mean square of AdamW updates. Muon's updates are scaled to it, so that the same
-# learning rate works for both (arXiv:2502.16982).
+# Typical RMS of AdamW updates, to which Muon's are scaled so that the same learning rate suits both
+# (arXiv:2502.16982).
 MATCH = 0.2
-CUT = 0xFFFF  # mantissa bits of fp32 that bf16 lacks
+CUT = 0xFFFF  # number of fp32 mantissa bits that bf16 lacks
 # 2^32 divided by the golden ratio, as int32. Its multiples are well distributed (Knuth, volume 3,
 # 6.4).
 WEYL = 0x9E3779B9 - (1 << 32)
@@ -43,14 +43,15 @@ MURMUR = (0x85EBCA6B - (1 << 32), 0xC2B2AE35 - (1 << 32))
 # maximum number of elements converted to fp32 at once without compilation: 256 MiB
 ROUNDED_AT_ONCE = 1 << 26
 Step = Callable[..., None]
-# A parameter's key [], and the row indices [R, 1] and column indices [1, C] of this rank's part.
+# A parameter's hash key [], and the row indices [R, 1] and column indices [1, C] of this rank's
+# part.
 Extent = tuple[Tensor, Tensor, Tensor]
 
 
 class AdamW(torch.optim.Optimizer):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2017).
 
-    Replaces torch's fused AdamW on devices that do not support it.
+    For devices that don't support torch's fused AdamW.
     """
 
     found_inf: Tensor | None = None
@@ -78,7 +79,7 @@ class AdamW(torch.optim.Optimizer):
             parameter.sub_(change * (keep * group["lr"]))
 
     def together(self, group: dict[str, Any]) -> Iterable[list[Tensor]]:
-        """Yields lists of parameters with gradients. Each list is updated in one batch."""
+        """Yields lists of parameters that have gradients, each to be updated as one batch."""
         return ([parameter] for parameter in group["params"] if parameter.grad is not None)
 
     def changes(
@@ -93,7 +94,7 @@ class AdamW(torch.optim.Optimizer):
     def gradient(self, parameter: Tensor) -> Tensor:
         """Returns the parameter's gradient.
 
-        If steps may be skipped, non-finite values are replaced with 0.
+        If steps can be skipped, replaces non-finite values with 0.
         """
         gradient = (
             parameter.grad
@@ -108,10 +109,10 @@ class AdamW(torch.optim.Optimizer):
     def change(
         self, parameter: Tensor, gradient: Tensor, group: dict[str, Any], keep: Any
     ) -> Tensor:
-        """Returns the parameter's update, before multiplication by the learning rate.
+        """Returns the parameter's update, before it is multiplied by the learning rate.
 
-        This is Adam's update with bias correction (Kingma and Ba 2014, arXiv:1412.6980). The
-        moments are updated if `keep` is 1, but not if it is 0.
+        This is Adam's update with bias correction (Kingma and Ba 2014, arXiv:1412.6980). Updates
+        the moments if `keep` is 1, and leaves them unchanged if it is 0.
         """
         state, (beta1, beta2) = self.state[parameter], group["betas"]
         if not state:
@@ -130,7 +131,7 @@ class AdamW(torch.optim.Optimizer):
 
 
 class Lamb(AdamW):
-    """Adam with each matrix's update scaled to the norm of the matrix.
+    """LAMB: Adam with each matrix's update scaled to the norm of the matrix.
 
     This is algorithm 2 of You et al. 2019, arXiv:1904.00962.
     """
@@ -153,8 +154,9 @@ class Lamb(AdamW):
 class Muon(AdamW):
     """Orthogonalized momentum for matrices in the blocks (Jordan 2024), and AdamW for the rest.
 
-    Orthogonalization needs entire matrices, so sharded ones are gathered first. Matrices of the
-    same shape are batched, because a small model's matrices can't keep a device busy one at a time.
+    Orthogonalization requires full matrices, so sharded ones are gathered first. Matrices of the
+    same shape are batched, because a small model's matrices are too small to keep a device busy
+    individually.
     """
 
     def __init__(
@@ -162,7 +164,7 @@ class Muon(AdamW):
     ) -> None:
         """Creates the optimizer.
 
-        `format_` is the number format of the matmuls in the orthogonalization.
+        `format_` is the dtype of the orthogonalization matmuls.
         """
         super().__init__(groups, **settings)
         self.format = format_
@@ -197,9 +199,8 @@ class Muon(AdamW):
         return [placed(matrix, each) for matrix, each in zip(whole_again, parameters, strict=True)]
 
     def _look_ahead(self, parameter: Tensor, group: dict[str, Any], keep: Any) -> Tensor:
-        """Updates the momentum and returns Nesterov's look-ahead.
-
-        The look-ahead blends the gradient with the new momentum.
+        """Updates the momentum and returns Nesterov's look-ahead: a blend of gradient and new
+        momentum.
         """
         state, beta, gradient = self.state[parameter], group["betas"][1], self.gradient(parameter)
         if not state:
@@ -221,10 +222,10 @@ def flat(matrix: Tensor) -> Tensor:
 
 
 def orthogonal(matrices: Tensor, format_: torch.dtype = torch.float32) -> Tensor:
-    """Returns approximately U V^T for each matrix U S V^T of [N, rows, columns].
+    """Returns approximately U V^T for each matrix U S V^T in [N, rows, columns].
 
-    The resulting singular values are between 0.7 and 1.2. Only matmuls are used, computed in
-    `format_`. Pass matrices with at most as many rows as columns, because others cost more.
+    The resulting singular values are between 0.7 and 1.2. Uses only matmuls, computed in `format_`.
+    Pass matrices with no more rows than columns, because tall ones cost more.
     """
     a, b, c = QUINTIC
     x = (matrices / (matrices.norm(dim=(-2, -1), keepdim=True) + 1e-7)).to(format_)
@@ -236,9 +237,9 @@ def orthogonal(matrices: Tensor, format_: torch.dtype = torch.float32) -> Tensor
 
 
 def placed(matrix: Tensor, like: Tensor) -> Tensor:
-    """Shards a tensor that every rank has in full, with the layout of `like`.
+    """Shards a tensor that every rank holds in full into the layout of `like`.
 
-    No communication is needed.
+    Requires no communication.
     """
     if not isinstance(like, DTensor):
         return matrix
@@ -247,7 +248,7 @@ def placed(matrix: Tensor, like: Tensor) -> Tensor:
 
 
 def joined(part: Tensor, like: Tensor) -> DTensor:
-    """Combines each rank's local part into a DTensor with the layout of `like`."""
+    """Wraps this rank's local part as a DTensor with the layout of `like`."""
     assert isinstance(like, DTensor)
     return DTensor.from_local(
         part,
@@ -260,7 +261,7 @@ def joined(part: Tensor, like: Tensor) -> DTensor:
 
 
 def part_of(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns the shape of this rank's part of a tensor, and its offset in the entire tensor."""
+    """Returns the shape of this rank's part of a tensor, and its offset in the full tensor."""
     if not isinstance(tensor, DTensor):
         return tuple(tensor.shape), (0,) * tensor.ndim
     size, start = compute_local_shape_and_global_offset(
@@ -270,7 +271,7 @@ def part_of(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Returns the entire tensor, gathered from all ranks if it is sharded."""
+    """Returns the full tensor, gathered from all ranks if it is sharded."""
     full: Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return full
 
@@ -298,8 +299,8 @@ class RoundedAdamW(torch.optim.Optimizer):
     ) -> None:
         """Creates the optimizer.
 
-        `settings` are lr, betas and eps. `step` is `renew` or its compiled version, which reads and
-        writes each number only once.
+        `settings` contains lr, betas and eps. `step` is `renew`, optionally compiled so that it
+        reads and writes each value only once.
         """
         super().__init__(list(groups), {"weight_decay": 0.0, **settings})
         self.names, self.seed = names, seed
@@ -351,11 +352,10 @@ class RoundedAdamW(torch.optim.Optimizer):
 
 
 def numbers_of(group: dict[str, Any], device: torch.device) -> list[Tensor]:
-    """Returns learning rate, weight decay, betas and epsilon as tensors.
+    """Returns the learning rate, weight decay, betas and epsilon as 0-d tensors.
 
-    They are filled on the device to avoid a blocking copy. A float would be a constant in the
-    compiled code, and torch's compile cache (2.13) would reuse code that was compiled for a
-    different value.
+    They are filled on the device to avoid a blocking copy. Floats would be baked into the compiled
+    code, and torch 2.13's compile cache would reuse code compiled for different values.
     """
     values = (group["lr"], group["weight_decay"], *group["betas"], group["eps"])
     return [torch.full((), value, device=device) for value in values]
@@ -377,11 +377,11 @@ def renew(
     beta2: Tensor,
     epsilon: Tensor,
 ) -> None:
-    """Runs an AdamW step in fp32 on a bf16 [R, C] parameter and its two moments.
+    """Runs an AdamW step in fp32 on a bf16 parameter [R, C] and its two moments.
 
-    The update is that of Loshchilov and Hutter 2017, arXiv:1711.05101. `keep` is 1, or 0 to skip
-    the step. A skipped step changes nothing, because rounding preserves numbers that bf16
-    represents exactly.
+    The update follows Loshchilov and Hutter 2017, arXiv:1711.05101. `keep` is 1, or 0 to skip the
+    step. A skipped step changes nothing, because values that bf16 can represent round to
+    themselves.
     """
     gradient = torch.where(keep > 0, gradient.float(), 0.0)
     mean = first.float() + (gradient - first.float()) * ((1 - beta1) * keep)
@@ -401,7 +401,7 @@ def renew(
 def rounded(value: Tensor, chance: Tensor) -> Tensor:
     """Rounds fp32 to bf16 stochastically.
 
-    Adds the low 16 bits of `chance` to the number's bits, then clears its lower half.
+    Adds the low 16 bits of `chance` to the value's bits, and clears the low 16 bits of the sum.
     """
     return (
         ((value.view(torch.int32) + (chance & CUT)) & ~CUT).view(torch.float32).to(torch.bfloat16)
@@ -411,7 +411,7 @@ def rounded(value: Tensor, chance: Tensor) -> Tensor:
 def chance(key: Tensor, draw: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """Returns 32 random bits per matrix element, as int32 [R, C].
 
-    Each `draw` gives an independent set of bits.
+    Different values of `draw` give independent bits.
     """
     return mixed(mixed(rows ^ mixed(key ^ mixed(draw))) + columns * WEYL)
 
@@ -427,9 +427,10 @@ def mixed(x: Tensor) -> Tensor:
 
 
 def extent_of(parameter: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the row [R, 1] and column [1, C] indices of this rank's part of a parameter.
+    """Returns the row [R, 1] and column [1, C] indices of this rank's part within the full
+    parameter.
 
-    The indices refer to the entire parameter. A vector is a single column.
+    A vector counts as a single column.
     """
     size, start = part_of(parameter)
     (height, width), (row, column) = (*size, 1)[:2], (*start, 0)[:2]

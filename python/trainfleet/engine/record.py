@@ -1,5 +1,5 @@
-"""Rank 0's training record in the run folder: metrics.jsonl, results.json, events and TensorBoard
-files.
+"""Rank 0's training record in the run folder: metrics.jsonl, results.json, events and
+TensorBoard.
 """
 
 from __future__ import annotations
@@ -29,12 +29,11 @@ RESULTS_EVERY = 5.0
 
 
 class Recorder:
-    """Writer of a run's metrics, results and events.
+    """Writes a run's metrics, results and events.
 
-    When a run resumes, metrics that the failed attempt logged after `progress.step` are removed.
-
-    `load` is the model's FLOPs per token divided by the combined peak FLOP/s of all ranks. MFU is
-    `load` times tokens per second.
+    When a run resumes, drops the metrics that the failed attempt logged after `progress.step`.
+    `load` is the model's FLOPs per token divided by the combined peak FLOP/s of all ranks, so MFU
+    is `load` times tokens per second.
     """
 
     def __init__(
@@ -56,10 +55,10 @@ class Recorder:
             load,
         )
         self.resumed = progress.step
-        self.last = progress.step, 0.0  # step and training seconds at the last metrics line
+        self.last = progress.step, 0.0  # step and training seconds as of the last metrics line
         before = list(run.read_metrics())
         self.lines = [line for line in before if line["step"] <= progress.step]
-        # current time and time outside steps, both at the last metrics line
+        # wall-clock time and time outside steps, as of the last metrics line
         self.written, self.apart = time.time(), dict.fromkeys(watch.apart, 0.0)
         if lost := [line for line in before if line["step"] > progress.step]:
             spans = [{key: line[key] for key in SPAN if key in line} for line in lost]
@@ -71,7 +70,7 @@ class Recorder:
         self.spent: dict[str, float] = run.read_results().get("seconds") or {}
         self.board: SummaryWriter | None = None
         self.updated = 0.0
-        # queued writes, to retry once the full disk has space
+        # queued writes, retried once the full disk has space again
         self.owed: list[Callable[[], None]] = []
         self.complained = False
         write_atomic(run.metrics, "".join(json.dumps(line) + "\n" for line in self.lines))
@@ -120,8 +119,8 @@ class Recorder:
             self._try(self.update)
 
     def _span(self, first: bool) -> dict[str, float]:
-        """Returns the current time, the seconds since the last line, and the part spent outside
-        steps.
+        """Returns the current time, and the seconds since the last line, both in total and per
+        stage.
 
         watch/time_accounting.py reads these fields.
         """
@@ -135,7 +134,9 @@ class Recorder:
         return {"time": round(now, 3), "span": span, **since, **compiling}
 
     def _tell_skips(self, line: Record) -> None:
-        """Records and prints how many steps were skipped or overflowed fp16 since the last line."""
+        """Records and prints the number of steps skipped since the last line, including fp16
+        overflows.
+        """
         why = {
             "skipped": "loss or gradients not finite or far above average",
             "overflowed": "gradients overflowed fp16; the loss scale is now "
@@ -148,15 +149,15 @@ class Recorder:
                 print(f"{steps} steps skipped: {words}", flush=True)
 
     def saved(self, news: list[Saved]) -> None:
-        """Records finished saves and prints those that failed."""
+        """Records finished saves, and prints failed ones."""
         for save in news:
             if save.error is None:
                 self._record("checkpointed", step=save.step, seconds=round(save.seconds, 3))
                 self._try(lambda address=save.address: self.update(last_checkpoint=address))  # type: ignore[misc]
             else:
                 self._record("unsaved", step=save.step, message=save.error.what, why=save.error.why)
-                # Print the cause first and on one line, so that a later failure is not attributed
-                # to this error.
+                # Print the cause first, and on one line, so that a later failure isn't blamed on
+                # this error.
                 why = f"{save.error.why} ({save.error.what}); {save.error.next}"
                 print(f"step {save.step:,} was not saved: {why}", flush=True)
 
@@ -182,7 +183,10 @@ class Recorder:
         self._write(lambda: self.run.record(event, **fields))
 
     def _write(self, act: Callable[[], None]) -> None:
-        """Runs all queued writes and this one, in order. A full disk never stops training."""
+        """Performs all queued writes and this one, in order.
+
+        A full disk never stops training.
+        """
         self.owed.append(act)
         self._try(self._settle)
 
@@ -204,7 +208,7 @@ class Recorder:
                 )
 
     def close(self, status: str = "finished") -> None:
-        """Runs all queued writes and closes TensorBoard and the loggers.
+        """Performs all queued writes and closes TensorBoard and the loggers.
 
         Raises:
             RunError: the disk is still full.
@@ -237,7 +241,7 @@ class Recorder:
     def _show(self, line: Record) -> None:
         """Writes a metrics line to TensorBoard.
 
-        After a failure, the next line starts a new file.
+        After a failure, the next line goes to a new file.
         """
         board, self.board = self._board(), None
         for key, value in line.items():
@@ -247,10 +251,9 @@ class Recorder:
         self.board = board
 
     def _board(self) -> SummaryWriter:
-        """Returns the TensorBoard writer.
+        """Returns the TensorBoard writer, opened on first use.
 
-        The writer is opened on first use, so that its half-second import does not delay the first
-        step.
+        Its half-second import would otherwise delay the first step.
         """
         if self.board is None:
             from torch.utils.tensorboard import SummaryWriter

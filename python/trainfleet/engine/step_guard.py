@@ -1,7 +1,7 @@
 """Skips steps with a non-finite or spiking loss or gradient norm; scales the loss for fp16.
 
-The device decides, using values reduced over all ranks. Every rank therefore skips the same steps,
-and no host waits for the device. OLMo-core's SkipStepOptimizer checks the same two values
+The device decides, based on values reduced over all ranks, so every rank skips the same steps
+without waiting for the device. OLMo-core's SkipStepOptimizer checks the same two values
 (github.com/allenai/OLMo-core).
 
 fp16 overflows above 65,504 and rounds numbers below 6e-8 to 0, including many small gradients. The
@@ -27,11 +27,11 @@ from ..trust.errors import RunError
 from .parallel.rank_model import Parts
 from .world import World
 
-# Window of the running mean and variance, in steps. Spikes are detected only once it is full.
+# window for the running mean and variance, in steps; spikes are detected only once it is full
 MEMORY = 128
 # Minimum standard deviation as a fraction of the mean, so that noise in a flat loss is not a spike.
 FLOOR = 0.01
-# Number of floats that store the mean and variance of loss and gradient norm, and the step count.
+# number of floats for the mean and variance of loss and gradient norm, and the step count
 MOMENTS = 5
 
 START = 65536.0
@@ -50,10 +50,10 @@ class StepGuard:
     def __init__(
         self, train: Train, world: World, state: Sequence[float] = (), scale: Scale | None = None
     ) -> None:
-        """Continues from an earlier guard's `state`, so that a resumed run skips the same steps.
+        """Restores an earlier guard's `state`, so that a resumed run skips the same steps.
 
         With a loss `scale`, non-finite gradients with a finite loss count as an overflow rather
-        than as a bad step.
+        than a bad step.
         """
         self.train, self.world, self.scale, device = train, world, scale, world.device.torch_device
         state = state or (0.0,) * (MOMENTS + 3)
@@ -68,7 +68,7 @@ class StepGuard:
     def skips(self, step: int, loss: Tensor, norm: Tensor) -> Tensor:
         """Returns 1.0 if the step must be skipped, otherwise 0.0, as a device tensor.
 
-        `loss` is this rank's share. The global loss is the mean of all ranks' shares.
+        `loss` is this rank's term of the global loss, which is the mean over all ranks' terms.
         """
         self.seen = self.world.mean(torch.stack((loss.float(), norm.float())))
         limit = self.mean + self.train.spike_sigmas * torch.maximum(
@@ -86,7 +86,8 @@ class StepGuard:
         return out.float()
 
     def _overflowed(self, step: int) -> Tensor:
-        """Updates the loss scale and returns whether it made this step's gradients overflow.
+        """Updates the loss scale and returns whether this step's gradients overflowed because of
+        it.
 
         Returns False without a loss scale.
         """
@@ -97,7 +98,7 @@ class StepGuard:
         return torch.logical_and(loss, ~norm)
 
     def _remember(self, seen: Tensor, finite: Tensor) -> None:
-        """Updates the running mean and variance with a step.
+        """Adds a step to the running mean and variance.
 
         A spike is clamped to the limit that it exceeded, so the statistics adapt slowly to a new
         level.
@@ -115,15 +116,15 @@ class StepGuard:
         )
 
     def check(self, parts: Parts, name: str) -> int:
-        """Returns the total number of skipped steps, excluding fp16 overflows. Waits for the
-        device.
+        """Returns the total number of skipped steps, excluding fp16 overflows.
 
-        If the device only records programs, its values are meaningless and are not checked.
+        Waits for the device. Checks nothing if the device only traces programs, because its values
+        would be meaningless.
 
         Raises:
             RunError: `train.max_consecutive_skips` steps in a row were skipped, weights are not
-                finite, or gradients overflow even without loss scaling. All ranks raise it with the
-                same message.
+                finite, or gradients overflow even without loss scaling. Raised on all ranks with
+                the same message.
         """
         if not self.world.device.executes:
             return 0
@@ -178,7 +179,7 @@ class StepGuard:
         )
 
     def _broken(self, parts: Parts) -> list[str]:
-        """Returns the names of up to four parameters with non-finite values on any rank.
+        """Returns the names of up to four parameters that have non-finite values on any rank.
 
         Must be called on all ranks.
         """
@@ -191,7 +192,7 @@ class Scale:
     """Loss scale for fp16 and its counters, kept on the device."""
 
     def __init__(self, device: torch.device, state: Sequence[float] = ()) -> None:
-        """Continues from an earlier `state`, so that a resumed run scales the loss identically."""
+        """Restores an earlier `state`, so that a resumed run scales the loss identically."""
         factor, good, overflowed, last = state or (START, 0, 0, 0)
         self.factor = torch.tensor(float(factor), device=device)
         self.good = torch.tensor(min(int(good), INTERVAL), dtype=torch.int64, device=device)

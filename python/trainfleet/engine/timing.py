@@ -1,4 +1,4 @@
-"""Time per stage, detection of the slowest rank, and a profiler for selected steps."""
+"""Per-stage step timing, straggler detection, and a profiler for selected steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..health.heartbeat import Heart
 from ..health.heartbeat_format import Beat, Beats
 from ..run.run_folder import Record, write_atomic
 
-# Number of recent steps whose mean work time identifies slow ranks.
+# number of recent steps over which work time is averaged to find stragglers
 STEPS_JUDGED = 10
 Item = TypeVar("Item")
 # Function that returns an event's time in seconds on the device clock. Call it only after the
@@ -45,14 +45,14 @@ def now() -> Reading:
 
 
 class Stopwatch:
-    """Stopwatch that assigns each second of a run to a stage.
+    """Assigns each second of a run to a stage.
 
     `started` is the Unix time when the user's command started. Time in the training loop counts as
-    training, except for validation and checkpoints. If there is a heartbeat, it reports the current
+    training, except for validation and checkpoints. If a heartbeat is given, it reports the current
     stage to the watchdog.
 
-    In logged steps, each part is also timed on the device clock (`clock`). The times are read when
-    metrics are logged, because the host waits for the device then anyway.
+    In logged steps, each part is also timed on the device clock (`clock`). The times are read only
+    when metrics are logged, because the host waits for the device at that point anyway.
     """
 
     def __init__(
@@ -66,17 +66,17 @@ class Stopwatch:
         self.started, self.heart, self.clock, self.at_step = started, heart, clock, at_step
         self.sampled = False
         self.spans: list[tuple[str, Reading, Reading]] = []  # timed parts of the sampled step
-        # times when backward passes computed their last gradient
+        # when each backward pass computed its last gradient
         self.computed: list[Reading] = []
-        self.position = "load", 0  # current phase and step
-        # times of this rank's own work in recent steps, excluding waits for other ranks
+        self.position = "load", 0  # heartbeat phase and step
+        # time spans of this rank's own work in recent steps, excluding waits for other ranks
         self.work: deque[list[tuple[Reading, Reading]]] = deque(maxlen=STEPS_JUDGED)
         self.by_blocks = False  # whether blocks are timed individually
         self.startup = 0.0
         self.to_first_step = 0.0
         # startup milestones, in seconds since the command started
         self.reached: dict[str, float] = {}
-        self.before = 0.0  # training seconds of the attempts that this one continues
+        self.before = 0.0  # training seconds of earlier attempts
         self.last_stage = 0.0  # duration of the latest stage in seconds
         self.apart = {"validate": 0.0, "checkpoint": 0.0}
 
@@ -96,7 +96,7 @@ class Stopwatch:
         """Times a forward pass on the device clock and counts it as this rank's own work.
 
         The host clock can't reveal a slow device, because the host runs ahead. If blocks wait for
-        weights from other ranks, only the times from `hear_blocks` count as own work.
+        weights from other ranks, only the times from `hear_blocks` count.
         """
         began = self.clock()
         with record_function("forward") if self.sampled else nullcontext():
@@ -108,9 +108,9 @@ class Stopwatch:
             self._worked(began, ended)
 
     def hear_blocks(self, blocks: Iterable[nn.Module]) -> None:
-        """Counts only the blocks' computation as own work, once their weights have arrived.
+        """Counts only the computation in the blocks as own work, once their weights have arrived.
 
-        Call this after FSDP has registered its hooks, because FSDP's hooks must run first.
+        Call this after FSDP has registered its hooks, because those must run first.
         """
         self.by_blocks = True
         for block in blocks:
@@ -135,7 +135,7 @@ class Stopwatch:
             self.work[-1].append((began, ended))
 
     def tell(self) -> None:
-        """Reports the mean time of own work per recent step to the heartbeat.
+        """Reports the mean own-work time of recent steps through the heartbeat.
 
         The device must have finished these steps.
         """
@@ -146,7 +146,7 @@ class Stopwatch:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Times the `with` block as a part of a sampled step and labels it in profiles.
+        """Times the `with` block as part `name` of a sampled step, and labels it in profiles.
 
         Does nothing in other steps.
         """
@@ -164,10 +164,10 @@ class Stopwatch:
         self.spans.append((name, began, ended))
 
     def hear(self, first: nn.Module) -> None:
-        """Counts the time after the last gradient of a backward pass as communication.
+        """Counts the time after a backward pass's last gradient as communication.
 
-        Registers a hook on `first`, which must be the model's first module, because the gradient of
-        its output is computed last.
+        Registers a hook on `first`, which must be the model's first module, because its output's
+        gradient is computed last.
         """
 
         def listen(_: nn.Module, __: object, output: Tensor) -> None:
@@ -177,7 +177,7 @@ class Stopwatch:
         first.register_forward_hook(listen)
 
     def fetch(self, batches: Iterator[Item]) -> Iterator[Item]:
-        """Yields the same batches and counts the wait for each one as `data`."""
+        """Yields the same values as `batches`, counting the wait for each one as `data`."""
         while True:
             with self.part("data"):
                 batch = next(batches, None)
@@ -202,11 +202,11 @@ class Stopwatch:
 
     def first_step(self) -> None:
         self.to_first_step = self.reached["first_step"] = self.total
-        self.work.clear()  # exclude compilation, which takes a different time on each rank
+        self.work.clear()  # exclude compilation, because its duration differs between ranks
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Counts the `with` block as stage `name` instead of training."""
+        """Counts the `with` block as stage `name` instead of as training."""
         began, (phase, step) = time.time(), self.position
         self._at(name, step)
         yield
@@ -225,7 +225,7 @@ class Stopwatch:
 
     @property
     def trained(self) -> float:
-        """Training time of all attempts, in seconds, excluding steps lost in a crash."""
+        """Training time of all attempts, in seconds, excluding steps lost to crashes."""
         return self.before + self.training
 
     def stages(self) -> dict[str, float]:
@@ -242,10 +242,9 @@ class Stopwatch:
 
 
 class Slowest:
-    """Detector of the rank that spends the most time on its own work in recent steps.
+    """Straggler detector: finds the rank with the most own-work time in recent steps.
 
-    It reads the heartbeats of all ranks (health/heartbeat_format.py), which are at most two seconds
-    old.
+    Reads all ranks' heartbeats (health/heartbeat_format.py), which are at most two seconds old.
     """
 
     def __init__(self, heart: Heart, ranks: int) -> None:
@@ -258,7 +257,7 @@ class Slowest:
         self.known: dict[int, Beat] = {}
 
     def measure(self) -> Record:
-        """Returns the slowest rank, its own work time and the median own work time, in seconds.
+        """Returns the slowest rank, its own-work time and the median own-work time, in seconds.
 
         Returns {} until the heartbeats of all ranks are visible. If nodes do not share the run
         folder, each node sees only its own ranks.
@@ -276,9 +275,9 @@ class Slowest:
 
 
 class StepProfiler:
-    """Profiler for a range of steps, which writes trace.json.gz and summary.json to a folder.
+    """Profiles a range of steps and writes trace.json.gz and summary.json to a folder.
 
-    `steps` has the form `first-last`. None disables the profiler.
+    `steps` has the form `first-last`, and None disables the profiler.
     """
 
     def __init__(self, folder: Path, steps: str | None) -> None:
@@ -290,14 +289,14 @@ class StepProfiler:
     def at(self, step: int) -> None:
         """Starts or stops the profiler at the beginning of a step."""
         if step == self.first and self.first:
-            # all activities that torch supports on this machine, both host and devices
+            # all activities that torch supports on this machine, on host and devices
             self.profiler, self.began = (profile(), time.perf_counter())
             self.profiler.start()
         elif step == self.last + 1:
             self.close()
 
     def close(self) -> None:
-        """Writes the trace and summary if the profiler is running."""
+        """Writes the trace and summary if the profiler is active."""
         if self.profiler is None:
             return
         self.profiler.stop()
@@ -312,10 +311,10 @@ class StepProfiler:
 
 
 def summarize(events: Iterable[Any]) -> dict[str, Any]:
-    """Summarizes a profile: total time, time per part, communication, most expensive operations.
+    """Summarizes a profile: total time, time per part, communication, and the most expensive ops.
 
-    If a device did the work, only its kernels count. Otherwise, the host's operations count,
-    without their callees. Communication counts as hidden while any computation runs.
+    Uses device kernels if there are any, otherwise the host ops' self time. Communication that
+    overlaps any compute counts as hidden.
     """
     parts = {name: list[Span]() for name in PARTS}
     on_host, on_device = list[Any](), list[Any]()

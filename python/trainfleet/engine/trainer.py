@@ -24,13 +24,13 @@ from .timing import Stopwatch
 from .vote import Decision, Vote
 from .world import World
 
-COLLECT_EVERY = 100  # steps between garbage collections, which all ranks run at the same step
+COLLECT_EVERY = 100  # steps between garbage collections, which all ranks run in sync
 
 
 class Trainer:
-    """Training loop of one rank, starting from the newest checkpoint.
+    """One rank's training loop, starting from the newest checkpoint.
 
-    All ranks do the same work, but only rank 0 has a recorder.
+    All ranks do the same work, except that only rank 0 has a recorder.
     """
 
     def __init__(
@@ -49,12 +49,12 @@ class Trainer:
             world.device,
         )
         self.precision = world.precision(self.train.precision)
-        # Each rank draws different random numbers, for example for dropout. The weights are
-        # initialized identically on all ranks.
+        # Ranks draw different random numbers, for example for dropout, but initialize the weights
+        # identically.
         torch.manual_seed(self.train.seed + world.rank)
         self.parts = arrange(config, world)
         self.parts.listen(watch)
-        # must come last, because it also restores the random number generators
+        # last, because it also restores the random number generators
         self.progress = checkpoints.resume(self.parts)
         self.batches = Batches(samples, config, self.parts.data, self.parts.ways, self.device)
         self.scale = (
@@ -71,7 +71,7 @@ class Trainer:
 
         Returns `finished` or `stopped`.
         """
-        # Ranks that collect garbage at different times would wait for each other.
+        # If ranks collected garbage at different times, they would stall each other.
         gc.disable()
         first, last = self.progress.step + 1, self.train.steps
         self.watch.start_training(before=self.progress.seconds_trained)
@@ -98,10 +98,7 @@ class Trainer:
         return "finished"
 
     def advance(self, step: int) -> None:
-        """Runs one optimizer step, unless the guard skips it.
-
-        The host does not wait for the device.
-        """
+        """Runs one optimizer step, unless the guard skips it, without waiting for the device."""
         loss = self.parts.train(self.watch.fetch(self.batches.of(step)), self.watch)
         with self.watch.part("optimizer"):
             self.parts.update(
@@ -110,7 +107,7 @@ class Trainer:
         self.progress.advance(self.train)
 
     def validate(self) -> float | None:
-        """Returns the mean validation loss, or None without validation data.
+        """Returns the mean validation loss, or None if there is no validation data.
 
         The loss does not depend on the number of ranks.
         """
@@ -124,7 +121,7 @@ class Trainer:
             return float(self.world.sum(total) / (count * guesses))
 
     def log(self, recorder: Recorder | None, valid_loss: float | None) -> None:
-        """Logs the metrics of a step.
+        """Logs a step's metrics.
 
         The host waits for the device only here and at checkpoints.
         """
@@ -143,7 +140,7 @@ class Trainer:
         try:
             if self.checkpoints.due(step, decision) or last:
                 self.save(last)
-        finally:  # record saves even if a failed one ends the run
+        finally:  # record saves even if a failed save ends the run
             if recorder:
                 recorder.saved(self.checkpoints.news())
 
@@ -161,7 +158,7 @@ class Trainer:
 
 
 def callback_of(train: Train) -> Callable[[int, Trainer], object]:
-    """Returns the function from `train.callback`, or a no-op if it is not set.
+    """Returns the function in `train.callback`, or a no-op if it is not set.
 
     An exception in the callback ends the run.
 
@@ -188,6 +185,6 @@ def due(step: int, every: int) -> bool:
 
 
 def collect_garbage() -> None:
-    """Collects garbage, then exempts survivors, such as the model, from later collections."""
+    """Collects garbage, and exempts the survivors, such as the model, from later collections."""
     gc.collect()
     gc.freeze()

@@ -1,10 +1,9 @@
-"""Makes all ranks stop or save at the same step when any rank requests it.
+"""Makes all ranks stop or save at the same step as soon as any rank requests it.
 
-Votes run in the background, so they do not delay a step.
+Votes run in the background, so they do not delay steps.
 
-One reason to stop is a spot interruption notice, which EC2 issues two minutes before it reclaims an
-instance. The instance metadata service exposes the notice.
-
+One reason to stop is a spot interruption notice, which EC2 issues through the instance metadata
+service two minutes before it reclaims an instance.
 https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
 """
 
@@ -36,13 +35,13 @@ SERVICE = "http://169.254.169.254"
 EVERY = 5.0  # seconds between polls, as AWS recommends
 PATIENCE = 2.0  # request timeout in seconds
 LIFE = 60  # token lifetime in seconds; each poll requests a new token
-# Bypasses proxies, because the service is reachable only from the instance.
+# bypasses proxies, because the service is reachable only from the instance
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """One rank's requests after a step, other than a stop."""
+    """A rank's requests after a step, other than to stop."""
 
     save: bool = False
     fail: bool = False
@@ -58,18 +57,17 @@ class Decision:
 
 
 class Vote:
-    """Vote after every step that gives all ranks the same decision.
+    """Takes a vote after every step, so that all ranks reach the same decision.
 
-    Each call to `agreed` starts a sum over all ranks (world.Tree) and reads the previous call's
-    sum. By then, that sum has usually arrived, because a step takes longer than a few messages. A
-    request therefore takes effect one step after its vote.
+    Each call to `agreed` starts a sum over all ranks (world.Tree) and reads the result of the
+    previous call's sum. That sum has usually arrived, because a step takes longer than a few
+    messages. A request therefore takes effect one step after its vote.
     """
 
     def __init__(self, file: Path | None, tree: Tree) -> None:
         """Starts listening for stop signals.
 
-        The rank also votes to stop if `file` exists. Pass None on ranks that should not check for
-        it.
+        The rank also votes to stop once `file` exists. Pass None on ranks that should not check.
         """
         self.file, self.tree = file, tree
         # whether this rank votes to stop: set by a signal, by the stop file or by the vote's owner
@@ -94,7 +92,7 @@ class Vote:
     def settle(self) -> Decision:
         """Waits for the vote in flight and returns its decision.
 
-        Returns an empty decision if no vote is in flight.
+        If no vote is in flight, the decision is empty.
         """
         if not self.under_way:
             return Decision()
@@ -106,7 +104,7 @@ class Vote:
 class NoticePoller(threading.Thread):
     """Daemon thread that polls for a spot notice and passes it to `on_notice`.
 
-    Each instance needs only one.
+    One per instance is enough.
     """
 
     def __init__(self, on_notice: Callable[[str], None]) -> None:
@@ -136,7 +134,8 @@ class NoticePoller(threading.Thread):
 
 
 def look() -> str:
-    """Returns the spot notice, such as `terminate at 2026-11-20T08:22:00Z`, or "" if none exists.
+    """Returns the spot notice, such as `terminate at 2026-11-20T08:22:00Z`, or "" if none was
+    issued.
 
     Raises:
         OSError, HTTPException: the metadata service did not respond, or its response was invalid.
@@ -154,7 +153,7 @@ def look() -> str:
         notice = json.loads(text)
         return f"{notice['action']} at {notice['time']}"
     except (ValueError, KeyError, TypeError):
-        return text  # an unknown format is still a notice
+        return text  # a notice counts even if its format is unknown
 
 
 def ask(path: str, method: str, headers: dict[str, str]) -> str:

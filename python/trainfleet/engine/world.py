@@ -1,11 +1,9 @@
 """Process group setup, and reductions of small values over all ranks.
 
-`Tree` sums values over the host network while training continues. It sends about 2 log n messages
-in sequence, whereas a ring, such as gloo's all-reduce, sends 2 (n - 1).
-
-Each node's ranks form groups of at most FAN. The first ranks of all groups form the next level, and
-so on up to a single group. Partial sums move up the tree, and the total is broadcast down.
-
+`Tree` sums values over the host network while training continues. It needs about 2 log n messages
+in sequence, whereas a ring, such as gloo's all-reduce, needs 2 (n - 1). Ranks form groups of at
+most FAN, starting within each node. The first ranks of all groups form the next level, and so on up
+to a single group. Partial sums move up the tree, and the total is broadcast down.
 tests/bench/LOG.md compares the tree with a ring and with the store.
 """
 
@@ -42,7 +40,7 @@ PATIENCE = timedelta(minutes=30)  # torch's default timeout; the watchdog detect
 class World:
     """A rank's view of the job: rank, node index, device and process group.
 
-    A world of one rank needs no launcher.
+    A world of size 1 needs no launcher.
     """
 
     rank: int
@@ -60,9 +58,9 @@ class World:
         return self.rank == 0
 
     def precision(self, asked: str) -> torch.dtype:
-        """Returns the number format of the forward and backward passes for `train.precision`.
+        """Resolves `train.precision` to the compute dtype of the forward and backward passes.
 
-        `auto` selects the best format that all ranks support, so every rank gets the same one.
+        `auto` picks the best dtype that every rank supports, so all ranks agree.
         """
         best = "bf16" if self.native_bf16 else "fp16" if self.native_fp16 else "fp32"
         return PRECISIONS[best if asked == "auto" else asked]
@@ -85,7 +83,7 @@ class World:
     def tree(self, name: str) -> Tree:
         """Creates a tree for sums over all ranks, such as vote counts.
 
-        Must be called on all ranks, with an unused `name`.
+        Must be called on all ranks. `name` must be unused.
         """
         return Tree(
             self.rank, self.size, PrefixStore(name, dist.distributed_c10d._get_default_store())
@@ -96,19 +94,17 @@ class World:
 def join(device: Device) -> Iterator[World]:
     """Joins the process group described by torchrun's environment variables.
 
-    Leaves the group after the `with` block unless the block raises.
-
-    Host tensors always use gloo, so that ranks can agree on small values without waiting for an
-    accelerator.
+    Leaves the group after the `with` block unless the block raises. Host tensors always use gloo,
+    so that ranks can agree on small values without synchronizing with an accelerator.
     """
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     device.start()
-    store = HashStore() if size == 1 else None  # None means torchrun's store
+    store = HashStore() if size == 1 else None  # None selects torchrun's store
     dist.init_process_group(device.backend, store=store, rank=rank, world_size=size)
     device.joined(rank, size)
     hosts = None if device.backend == "gloo" else dist.new_group(backend="gloo")
     native = torch.tensor((device.native_bf16, device.native_fp16), dtype=torch.uint8)
-    # Take the minimum, because a fleet's hosts may have different CPU generations.
+    # minimum, because a fleet's hosts may have different CPU generations
     dist.all_reduce(native, dist.ReduceOp.MIN, group=hosts)
     bf16, fp16 = (bool(each) for each in native)
     yield World(rank, size, int(os.environ.get("GROUP_RANK", "0")), device, bf16, hosts, fp16)
@@ -119,10 +115,10 @@ def join(device: Device) -> Iterator[World]:
 def first_to_say(key: str) -> bool:
     """Returns whether this rank is the first to report `key`.
 
-    Used to print an error that occurs on all ranks only once.
+    Prevents every rank from printing the same error.
     """
     if not dist.is_initialized():
-        # No process group yet: report once per node, because other nodes may not have this error.
+        # without a process group, report once per node, because other nodes may not have this error
         return os.environ.get("LOCAL_RANK", "0") == "0"
     store = dist.distributed_c10d._get_default_store()
     try:
@@ -165,14 +161,15 @@ class Group(NamedTuple):
     def join(cls, ranks: list[int], rank: int, store: Store) -> Group:
         """Joins a group of ranks.
 
-        Unlike dist.new_group, this does not require a call on ranks outside the group.
+        Unlike dist.new_group, does not have to be called by ranks outside the group.
         """
         position, own = ranks.index(rank), PrefixStore(f"{ranks[0]}-{ranks[-1]}", store)
         return cls(len(ranks), position, dist.ProcessGroupGloo(own, position, len(ranks), PATIENCE))
 
     def gather(self, numbers: Tensor) -> Tensor:
-        """Sums the group's tensors on its first rank. Returns an uninitialized tensor on other
-        ranks.
+        """Sums the group's tensors on its first rank.
+
+        The result on other ranks is uninitialized.
         """
         parts = [torch.empty_like(numbers) for _ in range(self.size)] if self.position == 0 else []
         self.link.gather([parts] if parts else [], [numbers]).wait()

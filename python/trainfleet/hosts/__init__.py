@@ -1,3 +1,4 @@
-"""Connects to a fleet's hosts over SSH, reads their facts, sets them up and checks them. No other
-package uses SSH.
+"""Fleet hosts over SSH: connections, facts, setup and checks.
+
+No other package uses SSH.
 """

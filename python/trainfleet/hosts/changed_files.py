@@ -3,8 +3,8 @@ KNOWN`.
 
 KNOWN describes the receiver's copies as {path: [size, time, inode]}. If a file has only grown, just
 the new bytes are sent. A replaced file is sent in full. Only files that match sync_rules.KINDS are
-sent, and the receiver rejects all others (mirror.py). This module runs once per second, so it
-imports only the standard library to start quickly.
+sent, and the receiver rejects all others (mirror.py). Runs once per second, so it imports only the
+standard library to start quickly.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from typing import Any
 from ..storage.sync_rules import FILES, GROWING, limit
 from ..trust import untrusted_input
 
-MOST = 8 << 20  # maximum bytes per response; the next response continues
+MOST = 8 << 20  # maximum bytes per response; the next response continues from there
 Known = dict[str, tuple[int, float, int]]
 
 
 def changes(folder: Path, known: Known) -> dict[str, Any]:
     """Returns one response for the receiver.
 
-    `files` is {path: [offset, size, time, inode, data]}, and `paths` lists all files. `whole` is
-    true if the receiver is up to date after this response. `now` is this machine's time.
+    `files` is {path: [offset, size, time, inode, data]}, and `paths` lists all files. `whole` means
+    that the receiver is up to date after this response. `now` is this machine's time.
     """
     untrusted_input.seal(folder)
     files, paths, room = {}, [], MOST
@@ -40,7 +40,7 @@ def changes(folder: Path, known: Known) -> dict[str, Any]:
         size, stamp, inode = known.get(name, (0, 0.0, 0))
         if (there, stat.st_mtime, stat.st_ino) == (size, stamp, inode) or room <= 0:
             continue
-        # A time of 0.0 marks a partially sent file.
+        # a time of 0.0 marks a file that is only partially sent
         goes_on = name.endswith(GROWING) or stamp == 0.0
         offset = size if goes_on and there >= size and stat.st_ino == inode else 0
         with open(path, "rb", opener=untrusted_input.opener) as file:
@@ -60,7 +60,7 @@ def changes(folder: Path, known: Known) -> dict[str, Any]:
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, str, int]]:
-    """Yields the path, name and maximum bytes to send of at most FILES files."""
+    """Yields the path, name and size limit of at most FILES files."""
     count = 0
     for path in _listed(folder):
         name = str(path.relative_to(folder))

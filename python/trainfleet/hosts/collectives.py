@@ -3,8 +3,8 @@ all nodes.
 
 Documentation: awsdocs-neuron.readthedocs-hosted.com, tools/neuron-sys-tools/nccom-test (SDK 2.32,
 2026-08-21). The multi-node benchmark starts its workers through MPI, so the first node needs
-passwordless SSH to the others. Training does not need it, so a failed login is reported but is not
-an error. The benchmark takes minutes, so only `make doctor` runs it.
+passwordless SSH to the others. Training needs no such access, so a failed login is reported but is
+not an error. The benchmark takes minutes, so only `make doctor` runs it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def is_for(wanted: Wanted) -> bool:
 
 
 def command(ranks: int, hosts: Mapping[str, str] | None = None) -> str:
-    """Returns the benchmark command for one node, or for `hosts` (name → address).
+    """Returns the benchmark command for one node, or for several `hosts` (name → address).
 
     The first of `hosts` runs the command. `--check` also verifies the sums.
     """
@@ -101,7 +101,9 @@ def try_collectives(
 
 
 def read(answer: Result | HostFailure | None) -> Collective | str:
-    """Returns the last measurement in a benchmark's output, or the reason why it has no result."""
+    """Returns the last measurement in a benchmark's output, or the reason why there is no
+    result.
+    """
     if not isinstance(answer, Result):
         return answer.message if answer else "no answer"
     try:

@@ -1,4 +1,4 @@
-"""Facts about a node: facts.sh collects them in one round trip, and this module parses its output.
+"""Node facts, which facts.sh collects in one round trip and this module parses.
 
 Facts are immutable plain data, so tests can construct them directly.
 """
@@ -48,8 +48,9 @@ class Space:
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts about one node. Empty values mean absent. Version strings are as printed by the
-    tools.
+    """Facts about a node.
+
+    Empty values mean that the item is absent. Version strings are as the tools print them.
     """
 
     hostname: str = ""
@@ -58,7 +59,7 @@ class Facts:
     machine: str = ""
     boot_id: str = ""
     user: str = ""
-    root: bool = False  # whether the user is root or has passwordless sudo
+    root: bool = False  # whether the user is root or has passwordless sudo access
     cores: int = 0
     memory_kib: int = 0
     memlock: str = ""  # limit on locked memory: KiB, or `unlimited`
@@ -67,13 +68,13 @@ class Facts:
     shared: Space | None = None  # file system that contains, or will contain, fleet.shared_folder
     shared_folder: str = ""  # "writable", "read-only", or "" if it does not exist
     owner: str = ""  # owner of fleet.shared_folder
-    has: tuple[str, ...] = ()  # existing files, out of those that setup creates or requires
+    has: tuple[str, ...] = ()  # which of the files that setup creates or requires exist
     lacks: tuple[str, ...] = ()  # programs that are not installed
     authorized: bool = False  # whether authorized_keys contains the head's key
     # types of the PCI devices (nvidia, efa, neuron ...), one entry per device
     bus: tuple[str, ...] = ()
     gpus: tuple[Gpu, ...] = ()
-    gpu_trouble: tuple[str, ...] = ()  # nvidia-smi lines that do not fully describe a GPU
+    gpu_trouble: tuple[str, ...] = ()  # nvidia-smi lines about GPUs with errors or missing values
     neuron: tuple[str, ...] = ()
     # counter (`neuron0/.../total`) → number of uncorrected memory errors
     neuron_ecc: dict[str, int] = field(default_factory=dict)
@@ -81,7 +82,7 @@ class Facts:
     neuron_trouble: str = ""  # neuron-ls error message, if it failed
     infiniband: tuple[str, ...] = ()  # RDMA adapters of any type
     ports: tuple[Port, ...] = ()  # ports of the RDMA adapters
-    speeds: dict[str, int] = field(default_factory=dict)  # network card → Mbit/s
+    speeds: dict[str, int] = field(default_factory=dict)  # network interface → Mbit/s
     topology: Topology | None = None  # GPU topology; read only with --links
     slices: int = 0  # number of MIG slices; read only with --links
     uverbs: bool = False
@@ -91,26 +92,26 @@ class Facts:
     packages: dict[str, str] = field(default_factory=dict)
     scratch_disks: tuple[str, ...] = ()
     mounts: dict[str, str] = field(default_factory=dict)  # folder → `type device`
-    mtu: dict[str, int] = field(default_factory=dict)  # network card → MTU in bytes
-    addresses: dict[str, str] = field(default_factory=dict)  # address → network card
+    mtu: dict[str, int] = field(default_factory=dict)  # network interface → MTU in bytes
+    addresses: dict[str, str] = field(default_factory=dict)  # address → network interface
     resolves: dict[str, str] = field(default_factory=dict)  # hostname → address
     python: str = ""
     torch: str = ""
-    # `wandb /path/to/python`: logger, and the Python that has it installed
+    # such as `wandb /path/to/python`: logger, and the Python interpreter that can import it
     loggers: tuple[str, ...] = ()
     kernel_says: tuple[str, ...] = ()  # dmesg lines about hardware failures
-    clock_offset: float = 0.0  # seconds by which the node's clock is ahead of the reader's clock
-    seconds: float = 0.0  # seconds that the node took to respond
+    clock_offset: float = 0.0  # seconds by which the node's clock is ahead of this machine's
+    seconds: float = 0.0  # response time in seconds
 
     @property
     def space_gb(self) -> float:
-        """Returns the root disk's free space in GB."""
+        """Free space on the root disk, in GB."""
         return self.disk.free_kib * 1024 / 1e9 if self.disk else 0.0
 
     def card(self, host: Host) -> str:
-        """Returns the network card that has the address of `host`.
+        """Returns the network interface with the address of `host`.
 
-        A public address belongs to no card, so it maps to the first card other than loopback.
+        A public address belongs to no interface, so it maps to the first one other than loopback.
         """
         named = self.addresses.get(host.address) or self.addresses.get(
             self.resolves.get(host.address, "")
@@ -120,8 +121,7 @@ class Facts:
     def address(self, host: Host) -> str:
         """Returns the address at which other nodes can reach this one.
 
-        If fleet.hosts contains a public address, returns the private address of the corresponding
-        card.
+        If fleet.hosts contains a public address, returns the private address of the same interface.
         """
         card = self.card(host)
         own = [
@@ -135,7 +135,7 @@ class Facts:
 def read(
     transport: Transport, config: Config, hosts: Iterable[Host] | None = None, links: bool = False
 ) -> dict[Host, Facts | HostFailure]:
-    """Reads the facts of every host. Returns a failure for each host that can't be read.
+    """Reads the facts of every host, returning a failure for each host that can't be read.
 
     With `links`, also reads the GPU topology, which takes an extra second.
     """
@@ -146,7 +146,7 @@ def read(
     script = f"sh -s -- {words}", SCRIPT.read_text(encoding="utf-8")
 
     def ask(host: Host) -> Facts | HostFailure:
-        # Connect first, because comparing clocks requires a round trip without connection setup.
+        # connect first, so that connection setup does not distort the clock comparison
         answer = settled(transport.ask(host, "true", timeout=TIMEOUT))
         if isinstance(answer, Result):
             answer = settled(transport.ask(host, script[0], stdin=script[1], timeout=TIMEOUT))
@@ -164,7 +164,7 @@ def read_here() -> Facts:
     """Reads this machine's facts, including its GPU topology.
 
     Raises:
-        Implausible: the shell for facts.sh could not be started, or timed out.
+        Implausible: facts.sh could not be started, or timed out.
     """
     words = ["sh", "-s", "--", "--links", "", "", "", "localhost"]
     try:
@@ -183,7 +183,7 @@ def read_here() -> Facts:
 
 
 def parse(text: str, seconds: float = 0.0, now: float | None = None) -> Facts:
-    """Parses the output of facts.sh. Skips lines that a login shell printed before it.
+    """Parses the output of facts.sh, ignoring anything that a login shell printed before it.
 
     Raises:
         Implausible: the output is incomplete, or a value is invalid.
@@ -222,7 +222,7 @@ def _build(lines: dict[str, list[str]], seconds: float, now: float) -> Facts:
         _require_form(name, plain[name])
     gpus, trouble = read_gpus(lines.get("gpu", ()))
     listed, neuron_trouble = _listed(lines.get("neuron_ls", []))
-    # facts.sh reads the clock about half a round trip after the request was sent.
+    # facts.sh reads the clock about half an RTT after the request was sent
     sent = now - seconds
     return Facts(
         **plain,
@@ -273,21 +273,21 @@ def _build(lines: dict[str, list[str]], seconds: float, now: float) -> Facts:
 
 
 def _count(key: str, text: str) -> int:
-    """Parses an integer. A missing value counts as 0."""
+    """Parses an integer, or returns 0 if the value is missing."""
     if not re.fullmatch(r"[0-9]{0,20}", text):
         raise Implausible(f"{key}={text[:60]!a} is not a number")
     return int(text or 0)
 
 
 def _seconds(text: str) -> float:
-    # A `date` without %N support leaves the N in its output.
+    # `date` leaves the N in its output if it does not support %N
     if not re.fullmatch(r"[0-9]{1,11}(\.([0-9]{0,9}|N))?", text):
         raise Implausible(f"clock={text[:60]!a} is not a time")
     return float(text.rstrip("N"))
 
 
 def _require_form(key: str, text: str) -> str:
-    """Returns the text if it is empty or matches its key's pattern. Raises Implausible
+    """Returns the text if it is empty or matches the pattern for its key. Raises Implausible
     otherwise.
     """
     if text and not re.fullmatch(FORMS[key], text):
@@ -296,7 +296,7 @@ def _require_form(key: str, text: str) -> str:
 
 
 def _card(text: str) -> str:
-    """Returns the text if it is a valid network card name. Raises Implausible otherwise."""
+    """Returns the text if it is a valid network interface name. Raises Implausible otherwise."""
     if not text:
         raise Implausible("a network card has no name")
     return _require_form("card", text)
@@ -305,7 +305,7 @@ def _card(text: str) -> str:
 def _address(text: str) -> str:
     """Returns the text if it is an IP address. Raises Implausible otherwise.
 
-    Addresses are written to known_hosts, where a pattern would match other hosts.
+    Addresses are written to known_hosts, where a pattern could match other hosts.
     """
     try:
         ipaddress.ip_address(_require_form("address", text))
@@ -327,7 +327,7 @@ def _ports(lines: list[str]) -> tuple[Port, ...]:
 
 
 def _space(key: str, text: str) -> Space | None:
-    """Parses a file system's line in df's output. Returns None if the line is empty."""
+    """Parses one file system's line of df output. Returns None if the line is empty."""
     words = text.split(None, 3)
     if not words:
         return None

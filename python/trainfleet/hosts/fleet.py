@@ -2,8 +2,8 @@
 
 Also defines how often a head polls its hosts over SSH, and when a silent host counts as lost. A
 head with two cores can process about 64 responses per second (tests/bench/LOG.md), so larger fleets
-are polled less often. The timeout grows with the polling interval, so a host is lost only after it
-has missed several polls.
+are polled less often. The timeout grows with the polling interval, so a host counts as lost only
+after several missed polls.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ def open_fleet(config: Config) -> Transport:
 
 
 def is_here(host: Host) -> bool:
-    """Returns whether a host is this machine, by trying to bind a socket to its address."""
+    """Returns whether a host is this machine.
+
+    Checks that a socket can be bound to the host's address, which works only for local addresses.
+    """
     with suppress(OSError):
         family, kind, protocol, _, address = socket.getaddrinfo(
             host.address, 0, type=socket.SOCK_DGRAM
@@ -58,7 +61,7 @@ def wanted_of(config: Config) -> Wanted:
 ANSWERS = 64  # responses per second that a head can process
 LOOK_EVERY = 1.0  # polling interval per host in seconds, for fleets of at most ANSWERS hosts
 LOST_AFTER = 9.0  # seconds of silence after which a host is lost; a dead link is detected after 8 s
-# maximum nodes per job over SSH; at this size, each node is polled every 8 s and is lost after 30 s
+# maximum nodes per SSH job; at this size, nodes are polled every 8 s and count as lost after 30 s
 MOST_NODES = 512
 
 
@@ -68,15 +71,15 @@ def look_every(hosts: int) -> float:
 
 
 def lost_after(hosts: int) -> float:
-    """Returns the seconds of silence after which a host is lost.
+    """Returns the seconds of silence after which a host counts as lost.
 
-    This allows for three polls, including the timeout of the last one.
+    Allows for three polls, including the timeout of the last one.
     """
     return max(LOST_AFTER, 3 * look_every(hosts) + LOST_AFTER - 3 * LOOK_EVERY)
 
 
 def spread(hosts: int) -> float:
-    """Returns the minimum duration of one round of polls in seconds, if every host responds
+    """Returns the minimum duration of a polling round in seconds, if all hosts respond
     immediately.
     """
     return hosts / ANSWERS

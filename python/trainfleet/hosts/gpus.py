@@ -1,5 +1,6 @@
-"""Parses nvidia-smi's report on a node's GPUs and their links. The input is untrusted, because it
-comes from another machine.
+"""Parses nvidia-smi's report on a node's GPUs and their links.
+
+The input is untrusted, because it comes from another machine.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from ..process.rdma_adapters import NAME
 
 # nvidia-smi's values for unsupported counters
 ABSENT = ("[N/A]", "N/A", "[Not Supported]", "[Not Available]", "")
-SHOWN = 160  # maximum characters kept of a line that does not describe a GPU
+SHOWN = 160  # maximum characters to keep of a line that does not describe a GPU
 MOST = 256  # maximum rows and columns of a topology matrix
 # link types in the legend of `nvidia-smi topo -m`
 LINK = re.compile(r"X|NV[0-9]{1,3}|PIX|PXB|PHB|NODE|SYS|C2C")
-# GPUs and network cards; older drivers print card names such as mlx5_0 instead of NIC0
+# GPUs and NICs; older drivers print names such as mlx5_0 instead of NIC0
 PLACE = re.compile(r"(GPU|NIC)[0-9]{1,3}|mlx[0-9]_[A-Za-z0-9_]{1,32}")
-NEAR = ("PIX", "PXB")  # link types with only PCIe switches between a GPU and a network card
+NEAR = ("PIX", "PXB")  # link types with only PCIe switches between a GPU and a NIC
 # Escape sequences that underline the header. Facts contain \ufffd instead of the escape character.
 CODES = re.compile("[\x1b\ufffd]?\\[[0-9;]{0,8}m")
 
@@ -38,7 +39,7 @@ class Topology:
     """Links between a node's GPUs.
 
     `fewest` and `most` are the minimum and maximum number of NVLinks per GPU pair. `near` lists the
-    network cards connected to a GPU through PCIe switches only.
+    NICs that are connected to a GPU through PCIe switches only.
     """
 
     fewest: int
@@ -47,8 +48,8 @@ class Topology:
 
 
 def read_gpus(lines: Iterable[str]) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
-    """Returns the GPUs that respond, and nvidia-smi's lines about GPUs that do not respond or lack
-    a value.
+    """Returns the GPUs that respond, and the nvidia-smi lines about GPUs with errors or missing
+    values.
     """
     found, trouble = [], []
     for line in lines:
@@ -69,9 +70,7 @@ def read_gpus(lines: Iterable[str]) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
 
 
 def read_topology(lines: Iterable[str]) -> Topology | None:
-    """Parses the matrix printed by `nvidia-smi topo -m`. Returns None if there is no valid
-    matrix.
-    """
+    """Parses the output of `nvidia-smi topo -m`. Returns None if it contains no valid matrix."""
     rows = [CODES.sub("", line).replace("\ufffd", " ").split() for line in lines]
     at = next(
         (at for at, row in enumerate(rows) if row[:1] == ["GPU0"] and row[1:2] != ["X"]), None
@@ -109,7 +108,7 @@ def read_topology(lines: Iterable[str]) -> Topology | None:
 
 
 def _names(row: Sequence[str]) -> list[str]:
-    """Returns the GPU and network card names at the start of the header."""
+    """Returns the GPU and NIC names at the start of the header."""
     found: list[str] = []
     for word in row[:MOST]:
         if not PLACE.fullmatch(word):

@@ -1,9 +1,8 @@
-"""Controls a fleet's head from a user's machine, which can be switched off once the launcher has
-started.
+"""Controls a fleet's head from a user's machine, which can be switched off once the launcher runs.
 
-The launcher runs on the first host, in the shared folder, in a separate session. Another host is
+The launcher runs on the first host, in the shared folder and in a separate session. Another host is
 the standby (watch/standby.py): initially the second host, later the one that the launcher appoints
-(launch/failover.py). Subsequent commands only read the fleet's run folder or write requests to it.
+(launch/failover.py). Later commands only read the fleet's run folder, or write requests to it.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from .transport import Transport
 TIMEOUT = 60.0
 # file in the run folder that contains the launcher's requests, next to launch.yaml
 ORDER = "launch.json"
-# known_hosts file in the run folder, because runs can have different hosts
+# known_hosts file, kept in the run folder because runs can have different hosts
 KNOWN_HOSTS = "{}/known_hosts"
 KEY = "~/.ssh/id_trainfleet"  # the head's SSH key, which scripts/head_key.sh can also create
 ADMIT = r"""umask 077
@@ -60,8 +59,7 @@ class FleetHead:
         self.name, self.run = f"{config.name}-launcher", f"runs/{config.name}"
 
     def prepare(self, facts: Mapping[Host, Facts], order: Sequence[Request], asked: str) -> None:
-        """Sends the launcher's inputs to the fleet: code, config, requests, host keys and the
-        head's public key.
+        """Sends the launcher's inputs to the fleet: code, config, requests, and SSH keys.
 
         `facts` contains the hosts to use, in order. `order` contains the requests that the launcher
         will execute unchanged. `asked` is the user's config, which is stored in the run folder.
@@ -70,7 +68,7 @@ class FleetHead:
         send_code(self.transport, self.config.fleet, hosts)
         for host, failure in self.open_doors(
             hosts, hosts
-        ).items():  # Any host may become the head later, even if the current head can't appoint it.
+        ).items():  # any host may become the head, even if the current one can't appoint it
             raise BackendError(
                 f"can't authorize the head's key: {failure}", where=host.name, next="make doctor"
             )
@@ -105,7 +103,7 @@ class FleetHead:
         return replace(self.config, fleet=replace(self.config.fleet, hosts=hosts, ssh=ssh))
 
     def host_key(self, host: Host, facts: Facts) -> str:
-        """Returns a host's known_hosts line: its internal address, and the key that it
+        """Returns a host's known_hosts line, with its internal address and the key that it
         presented.
         """
         key, address = self.transport.server_key(host), facts.address(host)
@@ -113,8 +111,7 @@ class FleetHead:
         return f"{name} {key.get_name()} {key.get_base64()}\n"
 
     def open_doors(self, heads: Sequence[Host], hosts: Iterable[Host]) -> dict[Host, HostFailure]:
-        """Creates a key on each head and authorizes it on every host. Other authorized keys are
-        unchanged.
+        """Creates a key on each head and authorizes it on every host, without touching other keys.
 
         Returns the hosts that failed to authorize the key. Raises BackendError if a head failed to
         create its key.
@@ -135,10 +132,10 @@ class FleetHead:
         self._start(host, "launcher", "launcher", launcher.words, launcher, {})
 
     def appoint(self, host: Host, launcher: Launcher, number: int, term: int) -> None:
-        """Starts a standby on a host, which takes over if the launcher fails. `term` is the term of
-        the previous launcher.
+        """Starts a standby on a host, to take over if the launcher fails.
 
-        If several standbys have been appointed, the one with the highest `number` wins.
+        `term` is the term of the previous launcher. If several standbys have been appointed, the
+        one with the highest `number` wins.
         """
         words = [self.python, "-m", "trainfleet.watch.standby", self.run, *launcher.words]
         self._start(
@@ -208,7 +205,7 @@ class FleetHead:
 def public_key(host: Host, text: str) -> str:
     """Extracts the public key from a head's response.
 
-    Every host will authorize it, so it must be a single key without options.
+    Every host will authorize this key, so the response must contain exactly one, without options.
 
     Raises:
         BackendError: the response does not end with exactly one valid key.

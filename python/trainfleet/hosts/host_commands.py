@@ -1,12 +1,11 @@
-"""Builds shell commands that start, query and stop a node's part of a job, and that measure and
-delete its folders.
+"""Builds shell commands to start, query and stop a node's part of a job, and to manage its folders.
 
 The transport runs the commands. Child processes inherit the environment variable TRAINFLEET_JOB,
-which identifies a job's processes. A fence therefore finds all of a run's processes on a node,
-regardless of their parents. The supervisor's file is only needed for the exit code.
+which identifies a job's processes. A fence can therefore find all of a run's processes on a node,
+whatever started them. The supervisor's file is only needed for the exit code.
 
-Commands on folders accept only `runs/<name>` and `data/<name>`. They fail if a folder is a symbolic
-link or is below one. In a dataset folder, they delete only files that trainfleet wrote
+Folder commands accept only `runs/<name>` and `data/<name>`, and fail if a folder is a symbolic link
+or is below one. In a dataset folder, they delete only files that trainfleet wrote
 (run/contents.py).
 """
 
@@ -26,7 +25,7 @@ from .host_results import Implausible
 
 FOLDER = r"(runs|data)/[A-Za-z0-9_][A-Za-z0-9._-]{0,199}"
 ENTER = "cd -P -- {shared} || exit 0; top=$(pwd -P)"
-MOST = 200  # maximum remaining files that a purge lists
+MOST = 200  # maximum number of remaining files that a purge lists
 # Deletes matching files, matching links and empty folders, and lists the remaining files.
 OURS = """find {folder} -xdev -regextype posix-extended -type f -regex {files} -delete
 find {folder} -xdev -regextype posix-extended -type l -regex {links} -delete
@@ -37,7 +36,7 @@ find {folder} -xdev -depth -type d -empty -delete
 def measure(shared: str, folders: Iterable[str]) -> str:
     """Returns a command that prints `bytes<tab>folder` for each existing folder.
 
-    The command prints nothing if the shared folder does not exist.
+    Prints nothing if the shared folder does not exist.
     """
     names = _checked(shared, folders)
     return f"{ENTER.format(shared=shlex.quote(shared))}\n" + (
@@ -47,8 +46,8 @@ def measure(shared: str, folders: Iterable[str]) -> str:
 
 
 def remove(shared: str, folders: Iterable[str]) -> str:
-    """Returns a command that deletes the folders. In dataset folders, it lists the files that it
-    keeps.
+    """Returns a command that deletes the folders, and lists the files that it keeps in dataset
+    folders.
 
     If a folder is a symbolic link or is below one, the command fails without deleting anything.
     """
@@ -130,7 +129,7 @@ def _checked(shared: str, folders: Iterable[str]) -> str:
     return shlex.join(names)
 
 
-# folder on the node, with one subfolder per hostname because nodes may share home directories
+# folder on the node; has a subfolder per hostname, because nodes may share home directories
 JOBS = "~/.trainfleet/jobs"
 MARK = "TRAINFLEET_JOB"
 # environment variable that contains the mark of a launcher or standby
@@ -148,7 +147,7 @@ def mark_of(folder: str, run: str) -> str:
 def _require_mark(mark: str) -> str:
     """Returns the mark if it identifies exactly one run. Raises BackendError otherwise.
 
-    grep treats each line as a pattern, and an empty pattern would match every process.
+    grep treats each line as a separate pattern, and an empty pattern would match every process.
     """
     folder, _, run = mark.rpartition(":")
     if not mark.isprintable() or not folder.strip() or not run.strip():
@@ -160,14 +159,15 @@ def _require_mark(mark: str) -> str:
 
 
 def task(script: str, environment: Mapping[str, str], token: str) -> str:
-    """Returns the supervisor's stdin. Secrets are passed there, because the process list would
-    expose them.
+    """Returns the supervisor's stdin.
+
+    It includes the secrets, because a command line would expose them in the process list.
     """
     return json.dumps({"script": script, "environment": dict(environment), "token": token})
 
 
 def start(name: str, mark: str, python: str, code: str, folder: str, kind: str = MARK) -> str:
-    """Returns a command that starts the task on stdin in `folder`, and records it under `name`.
+    """Returns a command that starts the task read from stdin in `folder`, and records it as `name`.
 
     The command does not wait for the task. Its exit code is 0 only if the task was started.
     """
@@ -198,8 +198,9 @@ over && exit
 
 
 def look_for(mark: str) -> str:
-    """Returns a command that prints `running` if the node has any process of the run, or `absent`
-    otherwise.
+    """Returns a command that prints `running` if any of the run's processes exist on the node.
+
+    Otherwise, prints `absent`.
     """
     return f"grep -Fqsxz -e {_word(MARK, mark)} /proc/[0-9]*/environ && echo running || echo absent"
 
@@ -208,7 +209,7 @@ def look_for(mark: str) -> str:
 class PartState:
     """State of a node's part of a job.
 
-    `state` is running, ended, rebooted or absent. `words` is its output outside the log.
+    `state` is running, ended, rebooted or absent. `words` is the output outside the log.
     """
 
     state: str
@@ -240,15 +241,15 @@ def _printable(words: str) -> str:
 
 
 def terminate(name: str) -> str:
-    """Returns a command that sends SIGTERM to the supervisor, which forwards it."""
+    """Returns a command that sends SIGTERM to the supervisor, which forwards it to the task."""
     return f'{_file(name)}; [ -s "$f.exit" ] || {{ read -r pid _ < "$f" && kill -TERM "$pid"; }}'
 
 
 def fence(mark: str, launchers: bool = False) -> str:
-    """Returns a command that kills all of a run's processes, and fails if any remains.
+    """Returns a command that kills all of a run's processes, and fails if any survive.
 
-    Zombies have no environment, so they count as gone. With `launchers`, the command also kills the
-    run's launchers, which would otherwise restart the run.
+    Zombies have no environment, so they count as gone. With `launchers`, also kills the run's
+    launchers, which would otherwise restart the run.
 
     Raises:
         BackendError: the mark could match other runs' processes.
@@ -273,8 +274,8 @@ def _word(kind: str, mark: str) -> str:
 def marks() -> str:
     """Returns a command that lists the runs with processes on the node.
 
-    It prints the lines `mine MARK`, `user NAME` and `said WORDS` (supervisor.announce). The
-    environment of other users' processes is unreadable, so each run also announces itself in a
+    Prints lines of the form `mine MARK`, `user NAME` and `said WORDS` (supervisor.announce). The
+    environment of other users' processes is unreadable, so each run also announces itself through a
     socket name.
     """
     return (
@@ -284,8 +285,9 @@ def marks() -> str:
 
 
 def read_marks(text: str, mark: str) -> set[str]:
-    """Parses the output of `marks`. Returns the marks of runs other than `mark`, and those of other
-    users' runs with the user's name.
+    """Parses the output of `marks` and returns the marks of all runs other than `mark`.
+
+    The mark of another user's run includes the user's name.
     """
     kinds = [line.partition(" ") for line in text.split("\n")]
     user = next((rest for kind, _, rest in kinds if kind == "user"), "")

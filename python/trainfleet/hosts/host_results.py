@@ -1,4 +1,4 @@
-"""Responses from hosts: results, failures, and findings about hosts."""
+"""Results of host commands: output, failures, and findings about hosts."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ from ..config.host_list import Host as Host
 from ..trust import untrusted_input
 from ..trust.errors import BackendError, InputError
 
-MANY = 4  # minimum number of hosts that are grouped if they have the same message
+MANY = 4  # minimum number of hosts with the same message to group
 
 
 @dataclass(frozen=True)
 class Result:
-    """Outcome of a finished command: exit code (128 + n for signal n), output, and duration in
-    seconds.
-    """
+    """Result of a finished command: exit code (128 + n for signal n), output, and seconds taken."""
 
     exit_code: int
     stdout: str
@@ -57,7 +55,7 @@ class Answers(dict[Host, Result | HostFailure]):
 
     @property
     def ok(self) -> dict[Host, Result]:
-        """Returns the results of commands that succeeded."""
+        """Results of the commands that succeeded."""
         return {
             host: answer
             for host, answer in self.items()
@@ -66,13 +64,13 @@ class Answers(dict[Host, Result | HostFailure]):
 
     @property
     def failed(self) -> dict[Host, HostFailure]:
-        """Returns the failures: unreachable hosts, and hosts where the command failed."""
+        """Failures: unreachable hosts, and hosts where the command failed."""
         return {host: failure for host, answer in self.items() if (failure := reason(answer))}
 
     def require(self, what: str, then: str = "make doctor") -> Self:
         """Returns the responses if all succeeded.
 
-        Otherwise, raises BackendError with `what` and each host's failure.
+        Otherwise, raises a BackendError listing each host's failure under the heading `what`.
         """
         if failed := self.failed:
             raise BackendError(by_host(what, failed), next=then)
@@ -80,7 +78,7 @@ class Answers(dict[Host, Result | HostFailure]):
 
 
 def settled(answer: Result | HostFailure) -> Result | HostFailure:
-    """Returns the response if the command succeeded, or its failure otherwise."""
+    """Returns the response if the command succeeded, otherwise its failure."""
     return reason(answer) or answer
 
 
@@ -134,7 +132,7 @@ class Implausible(ValueError):
 
 
 def implausible(error: Implausible, asked: str) -> HostFailure:
-    """Converts the error to a host failure. `asked` describes the expected response."""
+    """Converts the error to a host failure. `asked` describes the response that was expected."""
     then = "check that host; another program may be answering in its place"
     return HostFailure("untrue", f"its answer is not {asked}: {error}", then)
 
@@ -143,8 +141,8 @@ def parse_json(text: str) -> Any:
     """Parses a host's response, which must be a single JSON value.
 
     Raises:
-        Implausible: the response is not JSON, or contains something that trainfleet never prints,
-            such as NaN, duplicate keys, deep nesting or very long numbers.
+        Implausible: the response is not JSON, or contains NaN, duplicate keys, deep nesting or very
+            long numbers, none of which trainfleet prints.
     """
     try:
         return untrusted_input.parse_json(text, "")
@@ -153,7 +151,7 @@ def parse_json(text: str) -> Any:
 
 
 def is_whole_number(value: object) -> bool:
-    """Returns whether a JSON value is an integer. Booleans do not count."""
+    """Returns whether a JSON value is an integer, which excludes booleans."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -171,10 +169,10 @@ def number(value: object, least: float, most: float) -> float:
 
 @dataclass(frozen=True)
 class Finding:
-    """Problem with a host. A `host` of None means the entire fleet.
+    """Problem with a host, or with the entire fleet if `host` is not set.
 
-    `blames_host` quarantines the host. It is set for hardware failures and slow links, but not for
-    problems that `make setup` fixes.
+    `blames_host` puts the host in quarantine. It is set for hardware failures and slow links, but
+    not for problems that `make setup` can fix.
     """
 
     host: Host | None

@@ -1,8 +1,8 @@
-"""Implements `make setup` on hosts: reads every node, plans and runs the missing steps, and reads
-the nodes again to verify.
+"""Implements `make setup` on hosts: reads every node, runs the missing steps, and verifies the
+result.
 
 Unfit hosts (unreachable, without sudo, or with a full disk) are reported and left unchanged. The
-other hosts are still set up, but the command fails. The setup is idempotent.
+other hosts are still set up, but the command fails. Setup is idempotent.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from .tar import code_files, content_hash
 from .transport import Transport
 
 STEP_TIMEOUT = (
-    # timeout in seconds; the longest steps, a driver build and the torch download, take minutes
+    # timeout in seconds; the longest steps, a driver build and the torch download, take several
+    # minutes
     2400.0
 )
 BOOT_TIMEOUT = 900.0  # timeout in seconds; large instances take ten minutes to boot
@@ -35,7 +36,9 @@ SCRIPTS = "scripts"  # subfolder for scripts in the folder that send_scripts cre
 
 @dataclass(frozen=True)
 class Survey:
-    """State before setup: the fit hosts' facts and missing steps, and findings about the others."""
+    """State before setup: facts and missing steps of the fit hosts, and findings about the
+    others.
+    """
 
     facts: dict[Host, Facts]
     plan: dict[Host, tuple[InstallStep, ...]]
@@ -50,8 +53,8 @@ def main(config: Config, whole: bool = True, temporary: bool = False) -> int:
     wanted = replace(wanted_of(config), whole=whole, temporary=temporary)
     with open_fleet(config) as transport:
         found = survey(transport, config, wanted)
-        # At first, only a jump host may show its key. The hosts behind it show theirs in the next
-        # round.
+        # the first round may reach only the jump host, and the hosts behind it come in the next
+        # round
         while meet(transport, found.findings, is_agreed):
             found = survey(transport, config, wanted)
         with Board(transport.hosts) as board:
@@ -82,8 +85,9 @@ def survey(transport: Transport, config: Config, wanted: Wanted) -> Survey:
 
 
 def meet(transport: Transport, findings: Sequence[Finding], ask: Callable[[str], bool]) -> bool:
-    """Shows all unknown host keys and asks the user once whether to trust them. Returns True if the
-    user agrees.
+    """Shows all unknown host keys and trusts them if the user agrees.
+
+    Returns whether the keys are now trusted.
     """
     said = [finding for finding in findings if finding.check == "unknown-key"]
     behind = any(finding.message.startswith("the jump host") for finding in said)
@@ -99,7 +103,7 @@ def meet(transport: Transport, findings: Sequence[Finding], ask: Callable[[str],
 
 @dataclass
 class Application:
-    """Execution of a setup plan. All changes to nodes are made by this class."""
+    """Applies a setup plan. All changes to nodes are made by this class."""
 
     transport: Transport
     config: Config
@@ -144,8 +148,7 @@ class Application:
                 )
 
     def send_scripts(self, hosts: Iterable[Host]) -> str:
-        """Sends this checkout's scripts and lock files to the nodes. Hosts where this fails are
-        marked as failed.
+        """Sends this checkout's scripts and lock files to the nodes, and marks the failed hosts.
 
         Returns the scripts' folder, relative to the user's home directory.
         """
@@ -199,8 +202,8 @@ class Application:
             said.append(last_line(answer))
 
     def look_again(self, hosts: list[Host]) -> dict[Host, Facts]:
-        """Reads the hosts again. Marks those that still lack a step as failed, and returns the
-        facts of the others.
+        """Rereads the hosts, marks those that still need a step as failed, and returns the facts of
+        the rest.
         """
         found = {}
         for host, answer in reading.read(self.transport, self.config, hosts).items():
@@ -238,8 +241,9 @@ def send_scripts(
 
 
 def boot(transport: Transport, host: Host, before: Facts) -> bool:
-    """Reboots a host. Returns True as soon as it responds with a new boot ID, or False after
-    BOOT_TIMEOUT.
+    """Reboots a host.
+
+    Returns True as soon as the host responds with a new boot ID, or False after BOOT_TIMEOUT.
     """
     sudo = "" if before.user == "root" else "sudo -n "
     transport.run(f"{sudo}sh -c '(sleep 1; reboot) > /dev/null 2>&1 &'", timeout=20, hosts=[host])
@@ -257,9 +261,9 @@ def boot(transport: Transport, host: Host, before: Facts) -> bool:
 
 
 def last_line(answer: Result | HostFailure) -> str:
-    """Returns the last line of a script's stdout, which contains its result.
+    """Returns the last line of a script's stdout, which states its result.
 
-    If the script failed, the last line of stderr is appended.
+    If the script failed, appends the last line of stderr.
     """
     if isinstance(answer, HostFailure):
         return answer.message

@@ -61,8 +61,9 @@ class Board:
                 print(self._line(host), file=self.stream, flush=True)
 
     def show_all(self, hosts: Sequence[Host], state: str, text: str) -> None:
-        """Sets the state of several hosts. Without a terminal, prints a single line for all of
-        them.
+        """Sets the state of several hosts.
+
+        Prints a single line for all of them if there is no terminal.
         """
         if self.fancy or len(hosts) == 1:
             for host in hosts:
@@ -92,7 +93,7 @@ class Board:
     def _draw(self, *, whole: bool) -> Text:
         """Returns the lines to display.
 
-        Until all hosts are finished, shows only as many lines as fit on the screen, unfinished
+        While hosts are unfinished, returns only as many lines as fit on the screen, unfinished
         hosts first.
         """
         from rich.text import Text

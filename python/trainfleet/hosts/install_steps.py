@@ -35,7 +35,7 @@ NOFILE = 65536
 
 @dataclass(frozen=True)
 class InstallStep:
-    """Setup step on a node: script and arguments, reason, phase, and whether it requires root."""
+    """Setup step on a node: script, arguments, reason, phase, and whether it requires root."""
 
     script: str
     words: tuple[str, ...]
@@ -88,7 +88,7 @@ class Wanted:
 
     @property
     def lustre_efa(self) -> int:
-        """Returns the number of EFA interfaces that each node uses for Lustre, or 0 without Lustre
+        """Number of EFA interfaces that each node uses for Lustre, or 0 if it does not use Lustre
         over EFA.
         """
         return (
@@ -130,9 +130,7 @@ def lock_hash(platform: PinnedPlatform) -> str:
 
 
 def lock_name(platform: PinnedPlatform) -> str:
-    """Returns the name of the platform's pinned versions, for images and messages: platform, date
-    and hash.
-    """
+    """Name of the platform's pinned versions for images and messages: platform, date and hash."""
     return f"{platform.name} {platform.read} {lock_hash(platform)}"
 
 
@@ -140,9 +138,7 @@ Operation = Callable[[Facts, Wanted], Iterator[InstallStep]]
 
 
 def build_tools(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
-    """Yields the step that installs compilers and kernel headers for drivers, and Python for the
-    environment.
-    """
+    """Yields the step that installs compilers and kernel headers for drivers, and Python."""
     builds = wanted.whole and bool(wanted.platform.nvidia or wanted.platform.neuron_packages)
     headers = f"/lib/modules/{facts.kernel}/build"
     needs = (*(BUILD_TOOLS if builds else ()), *((PYTHON,) if wanted.environment else ()))
@@ -175,8 +171,8 @@ def sshd(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
 
 
 def nvidia(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
-    """Yields the step that installs the driver if its version is unsuitable, and the fabric manager
-    for NVSwitch GPUs.
+    """Yields the step that installs a suitable NVIDIA driver, and the fabric manager for NVSwitch
+    GPUs.
     """
     platform = wanted.platform
     found = sorted({gpu.driver for gpu in facts.gpus})
@@ -214,7 +210,7 @@ def neuron(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
 
 
 def neuron_step(platform: PinnedPlatform, why: str) -> InstallStep:
-    """Returns the step that installs all system packages of the Neuron SDK."""
+    """Returns the step that installs all of the Neuron SDK's system packages."""
     words = (f"{name}={version}" for name, version in platform.neuron_packages)
     return InstallStep("neuron.sh", (platform.key("neuron"), *words), why)
 
@@ -278,15 +274,17 @@ def docker(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
 def lustre(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
     """Yields the step that installs the Lustre client for FSx.
 
-    It may install a different kernel, so it comes before the steps that build drivers for the
-    running kernel.
+    It may install a different kernel, so it precedes the steps that build drivers for the running
+    kernel.
     """
     if why := _unmounted(facts, wanted):
         yield InstallStep("lustre.sh", (wanted.platform.key("fsx"),), why)
 
 
 def lnet(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
-    """Yields the step that configures Lustre networking over EFA, which must precede mounting."""
+    """Yields the step that configures Lustre networking over EFA, which must happen before
+    mounting.
+    """
     count = wanted.lustre_efa
     if wanted.fleet.fsx.dns_name and facts.lnet < count:
         yield InstallStep(
@@ -305,8 +303,9 @@ def fsx(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
 
 
 def _unmounted(facts: Facts, wanted: Wanted) -> str:
-    """Returns the current mount if the configured file system is not mounted at the mount point, or
-    "" otherwise.
+    """Returns why the configured file system must be mounted, or "" if it already is.
+
+    The reason names the current mount.
     """
     fsx = wanted.fleet.fsx
     mounted = facts.mounts.get(fsx.mount_point, "nothing")
@@ -354,7 +353,7 @@ def python(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
 
 
 def environment_words(platform: PinnedPlatform, folder: str) -> tuple[str, ...]:
-    """Returns python.sh's arguments for hosts and images: folder, torch index, Neuron index, and
+    """Returns python.sh's arguments for hosts and images: folder, torch and Neuron index, and
     pinned versions.
     """
     checked = (("torch", platform.torch, platform.torch_wheels), *platform.checked_packages)
@@ -368,8 +367,9 @@ def environment_words(platform: PinnedPlatform, folder: str) -> tuple[str, ...]:
 
 
 def key(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
-    """Yields the step that creates the head's SSH key for the nodes. The private key stays on the
-    head, with its user.
+    """Yields the step that creates the SSH key that the head uses for the nodes.
+
+    The private key never leaves the user's account on the head.
     """
     if wanted.fleet.shared_folder and public_key(facts) not in facts.has:
         yield InstallStep(
@@ -432,7 +432,9 @@ def same_version(found: str, wanted: str) -> bool:
 
 
 def at_least(found: str, least: str) -> bool:
-    """Returns whether a dotted version is at least `least`. False if the version is missing."""
+    """Returns whether a dotted version is at least `least`. Returns False if the version is
+    missing.
+    """
     return bool(found) and _numbers(found) >= _numbers(least)
 
 

@@ -1,13 +1,14 @@
 """Mirrors the small files of a fleet's run folder over SSH as they change.
 
-Nodes are untrusted, so each response is fully validated before it is applied. It may only name
-files that match sync_rules.KINDS, within their size limits, and may only append to or replace them.
-Symbolic links below the run folder are never followed, even if they appear during validation. A
-response therefore can't change files outside the run folder, or files that the node does not own.
+Nodes are untrusted, so each response is fully validated before it is applied. A response can only
+name files that match sync_rules.KINDS, within their size limits, and can only append to them or
+replace them. Symbolic links below the run folder are never followed, even if they appear during
+validation. A node therefore can't change files outside the run folder, or files that it does not
+own.
 
 A folder of large files is downloaded completely or not at all, with a progress bar. File and folder
-names must be plain, and files must not exceed their announced sizes. All files must fit on this
-disk, and are written only to the new folder.
+names must be plain, files must not exceed their announced sizes, and all of them must fit on this
+disk. They are written only to the new folder.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class FilePiece:
 class News:
     """Validated response.
 
-    `names` lists all files on the node. `whole` is true if the response is complete. `now` is the
+    `names` lists all files on the node. `whole` means that the response is complete. `now` is the
     node's time.
     """
 
@@ -78,8 +79,8 @@ class News:
 class Mirror:
     """Local copy of a run folder on the fleet.
 
-    `shared` is the fleet's shared folder. `here` is the path of the run folder, both locally and
-    below `shared`.
+    `shared` is the fleet's shared folder. `here` is the run folder's path, both locally and within
+    `shared`.
     """
 
     transport: Transport
@@ -128,9 +129,7 @@ class Mirror:
         return implausible(Implausible("it does not end"), "a list of changed files")
 
     def _forget_lost(self) -> None:
-        """Forgets files that are missing or truncated locally, so that the host sends them
-        again.
-        """
+        """Forgets files that are missing or truncated locally, so that the host resends them."""
         for name, (size, _, _) in list(self.known.items()):
             try:
                 here = os.lstat(self.here / name)
@@ -141,7 +140,7 @@ class Mirror:
                 del self.known[name]
 
     def _require_room(self, news: News) -> None:
-        """Checks that a response fits.
+        """Checks that a response fits on this disk.
 
         Raises Implausible if the folder would exceed TOTAL, or RunError if the disk is too full.
         """
@@ -157,7 +156,7 @@ class Mirror:
         for name, piece in news.pieces.items():
             try:
                 sync_rules.write(self.here, name, piece.offset, piece.data, piece.stamp)
-            # The file was deleted locally, so the next refresh copies it again.
+            # the file was deleted locally, so the next refresh will copy it again
             except FileNotFoundError:
                 self.known.pop(name, None)
             else:
@@ -235,9 +234,9 @@ Advance = Callable[[int], object]
 
 
 def fetch(transport: Transport, host: Host, there: str, here: Path) -> dict[str, int]:
-    """Downloads the folder `there`, and returns file → size in bytes.
+    """Downloads the folder `there` and returns file → size in bytes.
 
-    `here` must not exist. It is created once all files are complete.
+    `here` must not exist. It appears only once all files are complete.
 
     Raises:
         BackendError: the folder does not exist on the host, the response is implausible, or the

@@ -1,8 +1,7 @@
-"""Detects node problems from the nodes' facts. The functions are pure, so tests pass facts as plain
-data.
+"""Detects node problems from facts.
 
-`unfit` finds the hosts that `make setup` must not change. `flaws` finds the problems that block a
-launch.
+The functions are pure, so tests pass facts as plain data. `unfit` finds the hosts that `make setup`
+must not change, and `flaws` finds the problems that block a launch.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ FleetFacts = Mapping[Host, Facts]
 Check = Callable[[FleetFacts, Wanted], Iterator[Finding]]
 
 LEAST_DISK_GB = 5.0  # enough space for logs, caches and a core dump, or for a driver build
-# Maximum clock offset in seconds. A larger one breaks TLS certificates, make and the log order.
+# Maximum clock offset in seconds. Larger offsets break TLS certificates, make and the log order.
 CLOCK_TOLERANCE = 2.0
-# A host is slow if it takes more than 5 times the median, and more than 2 s.
+# a host counts as slow if it takes more than 5 times the median and more than 2 s
 SLOW_FACTOR, SLOW_SECONDS = 5.0, 2.0
 MEMORY_SHARE = 0.9  # minimum share of an instance type's memory; the kernel reserves a few percent
 SUPPORTED = ("ubuntu 22.04", "ubuntu 24.04", "amzn 2023", "debian 12")
-# programs that may use NeuronCores during the checks
+# programs that are allowed to use NeuronCores during the checks
 OURS = re.compile(r"trainfleet|neuron-(ls|monitor|top)")
-# scripts that only write files, so they work on any Linux with sshd and PAM
+# scripts that only write files and therefore work on any Linux with sshd and PAM
 PORTABLE = ("limits.sh", "sshd.sh", "access.sh")
 
 
@@ -96,8 +95,9 @@ def flaws(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def judge_allocated(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Yields findings about nodes allocated by a scheduler. Runs only those checks in `flaws` that
-    apply if others administer the nodes.
+    """Yields findings about nodes that a scheduler allocated.
+
+    Runs only those checks from `flaws` that make sense for nodes administered by others.
     """
     for check in (
         disk,
@@ -118,7 +118,7 @@ def judge_allocated(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 def one_name_each(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     """Checks that hostnames are unique.
 
-    A duplicate is either one machine listed twice, or clones that would mix up their logs.
+    A duplicate means that a machine is listed twice, or that two clones would mix up their logs.
     """
     for host, fact in facts.items():
         twins = {
@@ -146,7 +146,7 @@ def one_name_each(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 def one_address_each(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     """Checks that addresses are unique.
 
-    Otherwise, the head would confuse the two nodes and accept either host key for both.
+    With a shared address, the head would confuse the two nodes and accept either host key for both.
     """
     addresses = {host: fact.address(host) for host, fact in facts.items()}
     for host, address in addresses.items():
@@ -223,8 +223,9 @@ def system(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def mounted(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Checks that all nodes have the shared folder on the same file system. Skipped if setup mounts
-    it.
+    """Checks that the shared folder is on the same file system on all nodes.
+
+    Skipped if setup mounts it.
     """
     if wanted.fleet.fsx.dns_name is not None or wanted.fleet.shared_folder is None:
         return
@@ -250,7 +251,7 @@ def mounted(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def quick(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Checks that nodes respond quickly, because one slow node delays all others."""
+    """Checks that nodes respond quickly, because a single slow node delays all others."""
     usual = statistics.median(fact.seconds for fact in facts.values()) if facts else 0.0
     for host, fact in facts.items():
         if len(facts) > 1 and fact.seconds > max(SLOW_SECONDS, SLOW_FACTOR * usual):
@@ -274,8 +275,9 @@ def set_up(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def interpreter(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Checks that the interpreter in fleet.python exists. `set_up` covers the environment that
-    setup builds.
+    """Checks that the interpreter in fleet.python exists.
+
+    `set_up` checks the environment that setup builds.
     """
     for host, fact in facts.items():
         if wanted.fleet.python and not fact.python:
@@ -316,7 +318,7 @@ def loggers(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 def versions(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     """Checks that all nodes have the same software versions.
 
-    `set_up` compares pinned versions with the lock.
+    `set_up` compares pinned versions to the lock.
     """
     kinds: dict[str, Callable[[Facts], str]] = {
         "operating system": lambda fact: fact.os,
@@ -339,9 +341,9 @@ def versions(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def gpus(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Checks that all of a node's GPUs respond, or as many as Slurm allocates.
+    """Checks that all GPUs of a node respond, or as many as Slurm allocates.
 
-    A GPU that fell off the bus is the most common hardware failure.
+    A GPU that has fallen off the bus is the most common hardware failure.
     """
     row = wanted.type
     if row is None or row.kind != "cuda":
@@ -354,7 +356,7 @@ def gpus(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
                 f"{len(fact.gpus)} of {expected} GPUs respond; {fact.bus.count('nvidia')} "
                 "are on the PCI bus"
             )
-            # Surplus GPUs mean that the config is wrong, not the node.
+            # extra GPUs mean that the config is wrong, not the node
             more = len(fact.gpus) > expected
             remedy = (
                 "correct fleet.accelerator.per_node"
@@ -377,9 +379,9 @@ def alike(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def rails(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Checks that a node has as many active fabric ports as most nodes.
+    """Checks that each node has as many active fabric ports as most nodes do.
 
-    If one of a node's eight ports is down, all ranks wait for this node, without any error.
+    If one of a node's eight ports is down, all ranks wait for that node without any error.
     """
     if wanted.type is None or not wanted.type.owned or wanted.fabric not in RDMA:
         return
@@ -403,8 +405,8 @@ def rails(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def neuron_devices(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Checks a node's number of Neuron devices and NeuronCores, that neuron-ls works, and that no
-    other program uses the NeuronCores.
+    """Checks a node's Neuron devices: their number, that neuron-ls works, and that the cores are
+    free.
     """
     row = wanted.type
     if row is None or row.kind != "neuron":
@@ -468,9 +470,9 @@ def room(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def cards(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Checks that a node has all EFA interfaces of its instance type.
+    """Checks that each node has all EFA interfaces of its instance type.
 
-    With one out of four, training runs at a quarter of the speed, without any error.
+    With one out of four, training runs at a quarter of the speed without any error.
     """
     for host, fact in facts.items():
         attached, driven = fact.bus.count("efa"), len(fact.infiniband)
@@ -493,7 +495,7 @@ def cards(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 def mtu(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     """Checks that all nodes have the same MTU.
 
-    A node with a different MTU can send small messages, but hangs on large ones.
+    With mismatched MTUs, small messages get through but large ones hang.
     """
     sizes = {host: fact.mtu.get(fact.card(host), 0) for host, fact in facts.items()}
     usual = Counter(sizes.values()).most_common(1)[0][0] if sizes else 0
@@ -509,8 +511,9 @@ def mtu(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def names(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Checks that a node resolves its own hostname and the addresses in fleet.hosts. gloo and NCCL
-    look up both.
+    """Checks that each node can resolve its own hostname and the addresses in fleet.hosts.
+
+    gloo and NCCL look up both.
     """
     by_name = [host.address for host in facts if any(letter.isalpha() for letter in host.address)]
     for host, fact in facts.items():
@@ -521,7 +524,7 @@ def names(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def clock(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Checks that a node's clock agrees with most others.
+    """Checks that each node's clock agrees with most others.
 
     The tolerance is CLOCK_TOLERANCE plus the node's response time. This machine's clock also votes,
     so that if two hosts disagree, only the wrong one is blamed.
@@ -550,7 +553,7 @@ def clock(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 def usual_clock(offsets: Sequence[float], tolerance: float) -> float | None:
     """Returns the median of the largest group of clocks that agree within `tolerance` seconds.
 
-    Returns None if another group is equally large.
+    Returns None if there is a tie with another group.
     """
     groups = [[other for other in offsets if abs(other - one) <= tolerance] for one in offsets]
     largest = max(groups, key=len)
@@ -564,9 +567,7 @@ def usual_clock(offsets: Sequence[float], tolerance: float) -> float | None:
 
 
 def others_folder(facts: FleetFacts, wanted: Wanted) -> Finding | None:
-    """Returns a fleet-wide finding if the shared folder belongs to another user, or None
-    otherwise.
-    """
+    """Returns a fleet-wide finding if the shared folder belongs to another user, otherwise None."""
     folder = wanted.fleet.shared_folder
     shut = [fact for fact in facts.values() if folder and fact.shared_folder == "read-only"]
     theirs = next((fact for fact in shut if fact.owner not in ("", "root", fact.user)), None)
@@ -601,7 +602,7 @@ def shared(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 def disk_for_checkpoints(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     """Checks that the shared folder has space for at least one checkpoint.
 
-    The number of checkpoints already stored there is unknown.
+    Ignores checkpoints already stored there, because their number is unknown.
     """
     checkpoint, one = wanted.config.checkpoint, checkpoint_bytes(wanted.config)
     if checkpoint.is_off or checkpoint.path or not wanted.fleet.shared_folder:

@@ -1,10 +1,10 @@
-"""Checks that pinned versions are still available from the package indexes that setup and image
-builds use.
+"""Checks that pinned versions are still available from the package indexes used by setup and image
+builds.
 
-The check needs no account. PyPI is skipped, because nodes may use a mirror, PyPI does not delete
-files, and the locks contain their hashes. An index that does not respond is reported, but its pins
-count as available. After a successful check, the same pins are not checked again for a day.
-OFFLINE=1 disables the check.
+The check needs no account. PyPI is skipped: nodes may use a mirror, PyPI does not delete files, and
+the locks contain their hashes. If an index does not respond, that is reported, but its pins count
+as available. After a successful check, the same pins are not checked again for a day. OFFLINE=1
+disables the check.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MANIFEST = (
     "application/vnd.oci.image.index.v1+json, "
     "application/vnd.docker.distribution.manifest.list.v2+json"
 )
-# Identifies a real index page, as opposed to a proxy's login page.
+# found on real index pages, but not on a proxy's login page
 INDEX = re.compile(r"\.whl|^Package: |\A(?!text/html)[\w.+-]+/[\w.+-]+\Z", re.MULTILINE)
 ABSENT = "is missing"
 STRANGE = "is unknown: the response is not an index page; check whether a proxy requires a login"
@@ -52,7 +52,7 @@ Answer = str | Exception | None
 class Pin:
     """Pinned version or file.
 
-    `page` is the index page that lists it, and `pattern` matches its entry there.
+    `page` is the index page that lists it, and `pattern` matches its entry on that page.
     """
 
     what: str
@@ -60,7 +60,7 @@ class Pin:
     pattern: str = ""
 
     def lack(self, text: str | None) -> str:
-        """Returns why the page does not contain the pin, or "" if it does."""
+        """Returns why the pin is missing from the page, or "" if it is listed."""
         if text is None:
             return ABSENT
         if not INDEX.search(text):
@@ -103,8 +103,9 @@ def say(wanted: Sequence[Pin]) -> list[str]:
 
 
 def require(wanted: Sequence[Pin]) -> None:
-    """Raises BackendError if a pinned version is unavailable. Setup calls this before it creates
-    resources.
+    """Raises BackendError if a pinned version is unavailable.
+
+    Setup calls this before it creates any resources.
     """
     if wrong := say(wanted):
         then = "correct docker/platforms.lock.yaml, or set OFFLINE=1 to skip this check"
@@ -153,8 +154,8 @@ def base(reference: str) -> Pin:
 
 
 def ask(wanted: Sequence[Pin]) -> tuple[list[str], list[str]]:
-    """Queries the indexes. Returns errors about missing pins, and a note about indexes that did not
-    respond.
+    """Queries the indexes. Returns errors about missing pins, and a note about unresponsive
+    indexes.
     """
     if os.environ.get("OFFLINE", "0") not in ("", "0"):
         return [], ["not checked: OFFLINE=1"]
@@ -174,7 +175,7 @@ def ask(wanted: Sequence[Pin]) -> tuple[list[str], list[str]]:
         if isinstance(why, Exception)
     }
     if not wrong and not failed:
-        with suppress(OSError):  # Without this file, the next check just queries the indexes again.
+        with suppress(OSError):  # without this file, the next check queries the indexes again
             mark.parent.mkdir(parents=True, exist_ok=True)
             mark.touch()
     why = "; ".join(f"{host}: {reason}" for host, reason in sorted(failed.items()))
@@ -182,9 +183,7 @@ def ask(wanted: Sequence[Pin]) -> tuple[list[str], list[str]]:
 
 
 def mark_of(wanted: Sequence[Pin]) -> Path:
-    """Returns the file whose modification time records when all of these pins were last
-    available.
-    """
+    """Returns the file whose modification time records the last successful check of these pins."""
     kept = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "trainfleet").expanduser()
     return kept / f"pins-{hashlib.sha256(repr(wanted).encode()).hexdigest()[:16]}"
 
@@ -204,7 +203,7 @@ def look(pages: Iterable[str]) -> dict[str, Answer]:
 
 
 def _look(page: str, answers: dict[str, Answer]) -> None:
-    # This import takes 70 ms, so it is deferred until an index is queried.
+    # deferred until an index is queried, because this import takes 70 ms
     from http.client import HTTPException
 
     try:

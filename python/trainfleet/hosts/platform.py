@@ -30,8 +30,9 @@ class System:
 
 @dataclass(frozen=True)
 class PinnedPlatform:
-    """Versions that every node of a fleet must have. Empty values mean that the platform does not
-    include the component.
+    """Versions that every node of a fleet must have.
+
+    Empty values mean that the platform does not include the component.
     """
 
     name: str
@@ -46,7 +47,7 @@ class PinnedPlatform:
     nccl: str = ""
     nvidia: str = ""  # driver branch to install on nodes without a driver
     nvidia_least: str = ""  # minimum driver version in a machine image
-    nvidia_below: str = "-"  # first driver version that is too new, or - if there is no upper bound
+    nvidia_below: str = "-"  # exclusive upper bound for the driver version, or - for none
     kernel_modules: str = ""  # type of NVIDIA kernel modules: open or proprietary
     efa: str = ""  # EFA installer version
     efa_least: str = ""  # minimum EFA installer version in a machine image
@@ -110,7 +111,7 @@ def _build(name: str, entry: dict[str, Any]) -> PinnedPlatform:
     }
     known = {field.name for field in fields(PinnedPlatform)}
     rows = {key: row for key, row in entry.items() if isinstance(row, dict)}
-    # Join nested keys, for example into nvidia_least.
+    # flatten nested keys, for example into nvidia_least
     parts = {f"{part}_{key}": value for part, row in rows.items() for key, value in row.items()}
     sums = {key: tuple(value.items()) for key, value in parts.items() if isinstance(value, dict)}
     given: dict[str, Any] = versions | {key: str(value) for key, value in parts.items()} | sums

@@ -1,9 +1,8 @@
 """Preflight: time-limited tests that nodes must pass before a multi-node job starts.
 
-First, the nodes' facts are checked (node_checks.py). The remaining tests run on the hosts that
-passed. All of these hosts must see the same shared folder, and be able to connect to the head. An
-all-reduce must reach the bandwidth expected for the instance type. If it does not, the nodes are
-tested in pairs to find the slow one.
+First, the nodes' facts are checked (node_checks.py). The hosts that pass must all see the same
+shared folder and be able to connect to the head. An all-reduce must then reach the bandwidth
+expected for the instance type. If it does not, the nodes are tested in pairs to find the slow one.
 """
 
 from __future__ import annotations
@@ -44,13 +43,13 @@ from .transport import GRACE, Transport
 # bandwidth test port, one below torchrun's default so that a running job does not block it
 PORT = 29399
 CONNECT_SECONDS = 10
-# timeout in seconds; importing torch on all nodes concurrently takes most of it
+# timeout in seconds, mostly for importing torch on all nodes concurrently
 FABRIC_SECONDS = 150.0
 BANDWIDTH = "== bandwidth "
-SLOW_SHARE = 0.5  # share of the other nodes' bandwidth below which a node is reported as slow
+SLOW_SHARE = 0.5  # fraction of the median node's bandwidth below which a node is reported as slow
 ALL_REDUCE_BYTES = {"cuda": 1 << 30, "neuron": 1 << 28, "cpu": 1 << 24}
 START_SECONDS = 20.0
-END_SECONDS = 10  # seconds for the other nodes to finish after the first
+END_SECONDS = 10  # seconds allowed for the other nodes to finish after the first
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ class Bandwidth:
 
 @dataclass(frozen=True)
 class PreflightReport:
-    """Facts and findings of a preflight. It has passed if there are no findings."""
+    """Facts and findings of a preflight, which has passed if there are no findings."""
 
     facts: dict[Host, Facts]
     findings: tuple[Finding, ...]
@@ -129,9 +128,9 @@ def examine(
 def try_shared_folder(
     transport: Transport, wanted: Wanted, facts: dict[Host, Facts]
 ) -> list[Finding]:
-    """Checks that all nodes can read a token that one node writes to the shared folder.
+    """Checks that a token written by one node to the shared folder can be read by all others.
 
-    Otherwise, folders with the same path could be on different disks.
+    The same path could otherwise refer to different disks.
     """
     folder = wanted.fleet.shared_folder
     if not folder or len(facts) < 2:
@@ -246,8 +245,8 @@ def try_fabric(
 def judge_output(
     lines: Sequence[str], kind: NodeType | None, hosts: Sequence[Host]
 ) -> tuple[Bandwidth | None, list[Finding]] | None:
-    """Returns the bandwidth in the first node's output and the findings, or None if the output
-    contains no result. Pure.
+    """Returns the bandwidth in the first node's output and the findings, or None without a result.
+    Pure.
     """
     report = next((line[len(BANDWIDTH) :] for line in lines if line.startswith(BANDWIDTH)), None)
     if report is None:
@@ -308,7 +307,7 @@ def speed_command(wanted: Wanted, facts: dict[Host, Facts], host: Host, code: st
         address=facts[host].address(host),
     )
     module, *own = speed_words(wanted)
-    # Skipping torchrun halves the duration of a simulation of 64 hosts on two cores.
+    # skipping torchrun halves the time to simulate 64 hosts on two cores
     if fleet.ranks_per_node == 1:
         environment, start = environment | lone_rank(placement), [wanted.interpreter, "-m", module]
     else:
@@ -329,7 +328,7 @@ def fabric_of(wanted: Wanted, facts: Facts, host: Host, nodes: int) -> dict[str,
 def speed_words(wanted: Wanted) -> tuple[str, ...]:
     """Returns the module that each rank of the bandwidth test runs, and its arguments. Pure."""
     kind = wanted.type.kind if wanted.type else "cpu"
-    # Neuron nodes run the test on CPUs with gloo, which still exercises the network.
+    # Neuron nodes run the test on CPUs over gloo, which still exercises the network
     device = wanted.fleet.device if wanted.fleet.device in ("cpu", "cuda") else "cpu"
     least = least_bandwidth(wanted.type)
     return (
@@ -341,8 +340,9 @@ def speed_words(wanted: Wanted) -> tuple[str, ...]:
 
 
 def judge_bandwidth(found: Bandwidth, least: float | None, hosts: Sequence[Host]) -> list[Finding]:
-    """Returns findings about slow nodes. If the expected bandwidth is unknown, compares the nodes
-    with each other. Pure.
+    """Returns findings about slow nodes. Pure.
+
+    If the expected bandwidth is unknown, compares the nodes to each other.
     """
     if least is not None and found.gbs >= least:
         return []
@@ -377,19 +377,19 @@ def judge_bandwidth(found: Bandwidth, least: float | None, hosts: Sequence[Host]
 def slow_nodes(found: Bandwidth) -> dict[int, float]:
     """Returns the nodes whose best pair is slow: below SLOW_SHARE of the median node's best.
 
-    A slow node slows down all of its pairs, but its partners also belong to faster pairs.
+    A slow node affects all of its pairs, whereas its partners also have faster pairs.
     """
     best: dict[int, float] = {}
     for a, b, rate in found.pairs:
         best[a], best[b] = max(best.get(a, 0.0), rate), max(best.get(b, 0.0), rate)
-    if len(best) < 3:  # A single pair does not show which node is slow.
+    if len(best) < 3:  # a single pair does not reveal which node is slow
         return {}
     usual = statistics.median(best.values())
     return {node: rate for node, rate in sorted(best.items()) if rate < SLOW_SHARE * usual}
 
 
 def _explain_silence(answers: Answers) -> list[Finding]:
-    """Returns findings with each host's last error, if the bandwidth test produced no result."""
+    """Returns findings with each host's last error, for a bandwidth test without a result."""
     failed = {
         host: failure for host, failure in answers.failed.items() if failure.kind != "timeout"
     } or answers.failed
@@ -441,8 +441,8 @@ def run_together(
     """Runs interdependent commands in parallel on all hosts, and returns their results.
 
     Each command runs in the background on its host, in a separate session, for at most `timeout`
-    seconds. The output is collected after the first host's command has finished. Meanwhile, the
-    commands occupy no transport threads, because there may be more hosts than threads.
+    seconds. The output is collected once the first host's command has finished. Until that point,
+    the commands occupy no transport threads, because there may be more hosts than threads.
     """
     token, numbers = secrets.token_hex(8), {host: number for number, host in enumerate(hosts)}
 
@@ -456,7 +456,7 @@ def run_together(
     started = list(began.ok)
     if len(started) == len(hosts):
         transport.ask(hosts[0], wait(folder(hosts[0]), limit), timeout=limit + GRACE)
-    # If a command failed to start, the others would wait for it until they time out.
+    # if a command failed to start, the others would wait for it until their timeout
     seconds = END_SECONDS if len(started) == len(hosts) else 0
     ended = transport.run(
         lambda host: collect(folder(host), seconds), timeout=START_SECONDS + seconds, hosts=started
@@ -489,10 +489,10 @@ def wait(folder: str, timeout: float) -> str:
 
 
 def collect(folder: str, seconds: int) -> str:
-    """Returns the shell command that prints the output of the command in `folder` and exits with
-    its exit code.
+    """Returns the shell command that prints the output of the command in `folder`, with its exit
+    code.
 
-    After `seconds`, it kills the command and exits with 124.
+    If the command is still running after `seconds`, kills it and exits with 124.
     """
     return f"""cd {folder} || exit 125
 for _ in $(seq {seconds * 5}); do [ -e code ] && break; sleep 0.2; done

@@ -16,7 +16,7 @@ from ..process.rdma_adapters import Port, fastest
 from .facts import Facts
 
 WORDS = {"efa": "EFA", "infiniband": "InfiniBand", "roce": "Ethernet (RoCE)"}
-# ports and GPUs are reported if they have less than this share of the expected Gbit/s or GiB
+# fraction of the expected Gbit/s or GiB below which a port or GPU is reported
 LESS = 0.95
 
 
@@ -32,8 +32,8 @@ def row_of(facts: Facts) -> Accelerator | None:
 
 
 def devices_of(facts: Facts) -> Devices | None:
-    """Returns the fleet.accelerator value for a node, or None if the accelerator table does not
-    contain its GPUs.
+    """Returns the fleet.accelerator value for a node, or None if its GPUs are not in the
+    accelerator table.
     """
     row = row_of(facts)
     if row is None:
@@ -47,7 +47,7 @@ def devices_of(facts: Facts) -> Devices | None:
 def network_of(facts: Facts) -> tuple[str, float]:
     """Returns the fabric between nodes, and its total Gbit/s per node.
 
-    Without RDMA, uses the fastest Ethernet card. The speed is 0 if it is unknown.
+    Without RDMA, uses the fastest Ethernet interface. The speed is 0 if unknown.
     """
     for fabric in RDMA:
         if ports := used(facts, fabric):
@@ -57,9 +57,9 @@ def network_of(facts: Facts) -> tuple[str, float]:
 
 
 def used(facts: Facts, fabric: str) -> tuple[Port, ...]:
-    """Returns the ports that training would use.
+    """Returns the ports that training would use: the fastest ones.
 
-    These are the fastest ports. If the GPU topology is known, only those next to a GPU are used.
+    If the GPU topology is known, returns only those next to a GPU.
     """
     ports, near = fastest(facts.ports, fabric), facts.topology.near if facts.topology else ()
     return tuple(port for port in ports if port.adapter in near) or ports
@@ -110,7 +110,7 @@ def describe(facts: Facts) -> Iterator[str]:
 
 
 def _joined(facts: Facts) -> str:
-    """Describes the links between a node's GPUs, or returns "" if they are unknown."""
+    """Describes the links between a node's GPUs, or returns "" if the topology is unknown."""
     found = facts.topology
     if found is None or len(facts.gpus) < 2:
         return ""
@@ -150,7 +150,7 @@ def _ports(facts: Facts) -> Iterator[str]:
 
 
 def differing(facts: Facts, fleet: Fleet) -> Iterator[str]:
-    """Yields one line per difference between a node's hardware and the config."""
+    """Yields one line per mismatch between a node's hardware and the config."""
     kind = fleet.node_type
     if kind is None or kind.kind != "cuda" or not facts.gpus or kind.accelerator is None:
         return

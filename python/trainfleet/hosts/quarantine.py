@@ -1,5 +1,6 @@
-"""Quarantine: hosts that must not be used for launches, with evidence and time. `make doctor
-LIFT=host` releases a host.
+"""Quarantine: hosts excluded from launches, with evidence and time.
+
+`make doctor LIFT=host` releases a host.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class QuarantineEntry:
 
 
 class Quarantine:
-    """Quarantine of a checkout, stored in a file that is replaced atomically.
+    """A checkout's quarantine, stored in a file that is replaced atomically.
 
     Hosts are matched by identity, so renaming a host does not release it.
     """
@@ -58,7 +59,7 @@ class Quarantine:
             ) from error
 
     def held(self, hosts: Iterable[Host]) -> dict[Host, QuarantineEntry]:
-        """Returns host → entry for the given hosts that are quarantined."""
+        """Returns host → entry for those of the given hosts that are quarantined."""
         entries = self.entries()
         return {host: entries[host.identity] for host in hosts if host.identity in entries}
 
@@ -82,12 +83,12 @@ class Quarantine:
     def learn(self, events: Sequence[Record], known: Callable[[str], Host | None]) -> None:
         """Quarantines the hosts that a run's latest launch found faulty.
 
-        `known` maps a name to one of the fleet's hosts, or None.
+        `known` maps a name to a host of the fleet, or to None.
         """
         launch = max(
             (index for index, event in enumerate(events) if event["event"] == "launched"), default=0
         )
-        # Findings of earlier launches were already recorded, and may have been lifted since.
+        # findings from earlier launches were already recorded, and may have been lifted since
         for event in events[launch:]:
             if event["event"] == "quarantined" and (host := known(event.get("host", ""))):
                 self.add(host, event.get("evidence", ""), "watchdog")

@@ -1,8 +1,8 @@
-"""Sends a verb as one line of JSON to a machine with access to the run folder. `python -m
-trainfleet -` runs the verb there.
+"""Sends a verb as one line of JSON to a machine with access to the run folder.
 
-Values that must not appear on a command line, such as prompts and configs, are sent through stdin.
-It stays open while the user waits. When it closes, the process and its children exit.
+`python -m trainfleet -` runs the verb there. Values that must not appear on a command line, such as
+prompts and configs, are sent through stdin. Stdin stays open while the user waits. When it closes,
+the process and its children exit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..trust.errors import InputError
 ALONE = 130  # exit code of a verb whose user disconnected
 WORD = "-"  # placeholder argument; the verb is read from stdin instead
 PREFIX = "trainfleet-errand-"
-# variables that the sent config already reflects
+# environment variables that the sent config already reflects
 OURS = ("CONFIG", "RUN", "SET", "NODES")
 
 
@@ -56,7 +56,7 @@ def command(python: str, code: str, folder: str) -> str:
 def received(descriptor: int) -> list[str]:
     """Reads a verb from the first line of stdin and returns its command line.
 
-    From then on, the process exits when stdin closes.
+    Also makes the process exit as soon as stdin closes.
 
     Raises:
         InputError: the line is malformed.

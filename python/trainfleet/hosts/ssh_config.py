@@ -1,11 +1,11 @@
-"""Reads fleet.ssh.config, a file in ssh_config format, and applies only the settings that affect
-connections. `ssh -G` interprets the file.
+"""Reads the ssh_config file named in fleet.ssh.config, and applies only settings that affect
+connections.
 
-Two keywords can run programs on this machine. `Match exec` runs one while ssh reads the file, so it
-is always rejected. All files, including included ones, are searched for it before ssh reads them.
-`ProxyCommand` runs one per connection, so it is allowed only in files below ~/.ssh, which only the
-user can write. Other files may have arrived with someone else's config. If the file contains a
-ProxyCommand, `make plan` does not contact any host.
+`ssh -G` interprets the file. Two keywords can run programs on this machine. `Match exec` runs one
+while ssh reads the file, so it is always rejected. All files, including included ones, are searched
+for it before ssh reads them. `ProxyCommand` runs one per connection, so it is allowed only in files
+below ~/.ssh, which only the user can write. Other files may have arrived with someone else's
+config. `make plan` does not contact any host if the file contains a ProxyCommand.
 
 A jump host (`ProxyJump`) must present a known key, like any other host. Host key checking is
 strict, and new keys are trusted only with the user's consent.
@@ -81,7 +81,7 @@ class ConfigLine(NamedTuple):
 def _asked(path: str, text: str, *words: str) -> dict[str, list[str]]:
     """Returns the output of `ssh -G` as keyword → values.
 
-    `text` is the content of all files and serves only as part of the cache key.
+    `text` is the content of all files, used only as part of the cache key.
     """
     then = f"ssh -G -F {path} {words[-1]}"
     try:
@@ -111,7 +111,7 @@ def _asked(path: str, text: str, *words: str) -> dict[str, list[str]]:
 def read(ssh: SshConfig, host: Host | None = None) -> SSHConfig:
     """Returns the host's settings that paramiko supports.
 
-    Raises ConfigError if the file can't be read, or contains a command that is not allowed.
+    Raises ConfigError if the file can't be read or contains a command that is not allowed.
     """
     from paramiko.config import SSHConfig
 
@@ -140,7 +140,9 @@ def read(ssh: SshConfig, host: Host | None = None) -> SSHConfig:
 
 
 def unheard(ssh: SshConfig, hosts: Iterable[Host]) -> list[str]:
-    """Returns the unsupported keywords in the file that affect connections to these hosts."""
+    """Returns the keywords in the file that affect connections to these hosts but are not
+    supported.
+    """
     return sorted(
         {
             word
@@ -155,7 +157,7 @@ def unheard(ssh: SshConfig, hosts: Iterable[Host]) -> list[str]:
 def _said(ssh: SshConfig, host: Host) -> dict[str, list[str]]:
     """Returns keyword → values for the settings that the file changes for a host.
 
-    The host's user and port come from the config.
+    The host's user and port come from the config instead.
     """
     lines, words = _lines_of(ssh), [f"-p{host.port}"] if host.port != 22 else []
     if user := host.user or ssh.user:
@@ -252,7 +254,10 @@ LINE = re.compile(
 
 
 class UnknownKey(Exception):
-    """Raised if a host presents an unknown key. `name` is the host's name in known_hosts format."""
+    """Raised if a host presents an unknown key.
+
+    `name` is the host's name as written in known_hosts.
+    """
 
     def __init__(self, name: str, key: PKey) -> None:
         super().__init__(name)
@@ -281,7 +286,7 @@ class KnownKey(NamedTuple):
         The line contains a hash of the host's name, or patterns. A matching pattern with `!`
         excludes the host.
         """
-        with suppress(ValueError):  # a malformed hash matches no host
+        with suppress(ValueError):  # malformed hashes match no host
             if self.hosts.startswith("|"):
                 salt, digest = map(base64.b64decode, self.hosts.split("|")[2:])
                 return hmac.digest(salt, host.lower().encode(), "sha1") == digest
@@ -313,7 +318,7 @@ def read_lines(path: Path) -> Iterator[KnownKey]:
 
 
 class Expected(tuple[KnownKey, ...]):
-    """Keys that a host may present, with the interface that paramiko expects."""
+    """Keys that a host may present, exposed through the interface that paramiko expects."""
 
     def keys(self) -> list[str]:
         return [line.kind for line in self]
@@ -322,7 +327,7 @@ class Expected(tuple[KnownKey, ...]):
         return Expected(line for line in self if line.kind == kind)
 
     def get_base64(self) -> str:
-        """Returns the key types, which paramiko includes in its error message."""
+        """Returns the key types, for paramiko's error message."""
         return ", ".join(self.keys())
 
     def __ne__(self, key: Any) -> bool:
@@ -330,13 +335,13 @@ class Expected(tuple[KnownKey, ...]):
 
 
 def fingerprint(key: PKey) -> str:
-    """Returns the fingerprint as `SHA256:...`, like ssh-keygen -l."""
+    """Returns the fingerprint as `SHA256:...`, in the format of ssh-keygen -l."""
     return "SHA256:" + base64.b64encode(hashlib.sha256(key.asbytes()).digest()).decode().rstrip("=")
 
 
 class KnownHosts:
-    """Accepted host keys, from the fleet's known_hosts file, ~/.ssh/known_hosts, and the
-    fingerprints in the config.
+    """Accepted host keys: from the fleet's known_hosts file, ~/.ssh/known_hosts, and the config's
+    fingerprints.
     """
 
     def __init__(
@@ -351,7 +356,7 @@ class KnownHosts:
     def of(cls, ssh: SshConfig) -> KnownHosts:
         """Returns the known hosts for a config.
 
-        They come from the known_hosts file in the config, or otherwise from the fleet's and the
+        They come from the known_hosts file in the config if set, otherwise from the fleet's and the
         user's files.
         """
         if ssh.known_hosts:
@@ -368,7 +373,7 @@ class KnownHosts:
     def get(self, name: str) -> Expected | None:
         """Returns the keys that a host may present.
 
-        Returns None if no key is known, so that paramiko calls `missing_host_key`.
+        If no key is known, returns None, so that paramiko calls `missing_host_key`.
         """
         revoked = self._revoked(name)
         lines = [
@@ -378,8 +383,8 @@ class KnownHosts:
         return Expected(found) if found else None
 
     def has_authority(self, name: str) -> bool:
-        """Returns whether ssh would accept a certificate for this host. paramiko can't verify
-        certificates.
+        """Returns whether ssh would accept a certificate for this host, which paramiko can't
+        verify.
         """
         return any(line.mark == AUTHORITY and line.names(name) for line in self._load())
 
@@ -387,7 +392,10 @@ class KnownHosts:
         return [line.key for line in self._load() if line.mark == REVOKED and line.names(name)]
 
     def missing_host_key(self, client: SSHClient, name: str, key: PKey) -> None:
-        """Handles the key of a host without known keys. Called by paramiko."""
+        """Handles the key of a host without known keys.
+
+        Called by paramiko.
+        """
         self.meet(name, key)
 
     def meet(self, name: str, key: PKey) -> None:
@@ -424,7 +432,7 @@ class KnownHosts:
                 self.seen.pop(name, None)
 
     def _load(self) -> list[KnownKey]:
-        """Returns the lines of all known_hosts files. The files are read only once."""
+        """Returns the lines of all known_hosts files, which are read only once."""
         if self._lines is None:
             lines = list[KnownKey]()
             for path in (self.own, *self.read_only):

@@ -1,6 +1,4 @@
-"""Explains why a host can't be reached, and suggests a next command for each type of connection
-failure.
-"""
+"""Explains connection failures and suggests a next command for each kind."""
 
 from __future__ import annotations
 
@@ -37,8 +35,9 @@ class JumpFailed(Exception):
 def explain(
     host: Host, ssh: SshConfig, known: KnownHosts, error: Exception, seconds: float, proxy: str = ""
 ) -> HostFailure:
-    """Converts a connection error to a host failure with an explanation. Reraises unexpected
-    errors.
+    """Converts a connection error to a host failure with an explanation.
+
+    Reraises unexpected errors.
     """
     import paramiko
 
@@ -90,7 +89,7 @@ def explain(
 def _key(host: Host, error: UnknownKey) -> str:
     """Describes the key that a host presented.
 
-    Includes the host's name if the ssh config maps it to a different one.
+    Includes the name in known_hosts if it differs from the host's address.
     """
     is_own = error.name in (host.address, f"[{host.address}]:{host.port}")
     return (
@@ -101,7 +100,7 @@ def _key(host: Host, error: UnknownKey) -> str:
 
 
 def is_late(error: Exception) -> bool:
-    """Returns whether the error is a timeout, in which case the host may just be busy."""
+    """Returns whether the error is a timeout, so the host may merely be busy."""
     import paramiko
 
     timed = isinstance(error, paramiko.SSHException) and (
@@ -111,7 +110,7 @@ def is_late(error: Exception) -> bool:
 
 
 def _attempt(host: Host, ssh: SshConfig, login: str, proxy: str) -> str:
-    """Returns a command with which the user can try the same connection."""
+    """Returns a command that lets the user try the same connection."""
     if proxy:
         return proxy.replace("%h", host.address).replace("%p", str(host.port))
     key = f" -i {ssh.key}" if ssh.key else ""
@@ -119,7 +118,7 @@ def _attempt(host: Host, ssh: SshConfig, login: str, proxy: str) -> str:
 
 
 def forget(host: Host, known: KnownHosts) -> str:
-    """Returns the commands that remove a host's key from all known_hosts files that contain it."""
+    """Returns the commands that remove a host's key from each known_hosts file that contains it."""
     name = host.address if host.port == 22 else f"[{host.address}]:{host.port}"
     commands = [
         f"ssh-keygen -R {shlex.quote(name)} -f {shlex.quote(str(path))}"
@@ -132,7 +131,7 @@ def forget(host: Host, known: KnownHosts) -> str:
 
 
 def locked(ssh: SshConfig) -> HostFailure:
-    """Returns the failure for a private key with a passphrase, which must be loaded into an SSH
+    """Returns the failure for a passphrase-protected key, which must be loaded into an SSH
     agent.
     """
     if ssh.key is not None:

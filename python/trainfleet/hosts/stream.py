@@ -1,4 +1,4 @@
-"""Runs a command on a host and streams its output: text, or a file's bytes."""
+"""Runs a command on a host and streams its output as text or as a file's bytes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Callable
 from typing import Any, TextIO
 
 Sink = Callable[[bytes], object]
-# Marks the beginning of the output, because a login shell may print a greeting before it.
+# marks the start of the output, because a login shell may print a greeting first
 OUTPUT_BEGINS = b"== trainfleet\n"
 GREETING = 1 << 20  # maximum size of a greeting before the mark, in bytes
 
 
 def stream(channel: Any, command: str, stdin: bytes, out: Sink, err: Sink) -> int:
-    """Runs a command. Returns its exit code, or -1 if the connection was lost.
+    """Runs a command and returns its exit code, or -1 if the connection was lost.
 
     The command's stdin stays open until the command exits.
     """

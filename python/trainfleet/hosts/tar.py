@@ -22,8 +22,9 @@ PARTS = (
 
 
 def pack(files: Mapping[str, bytes]) -> bytes:
-    """Returns a compressed tar archive of the files. The archive is deterministic, because it
-    contains no times or owners.
+    """Returns a compressed tar archive of the files.
+
+    The archive is reproducible, because it contains no timestamps or owners.
     """
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as archive:
@@ -35,8 +36,7 @@ def pack(files: Mapping[str, bytes]) -> bytes:
 
 
 def code_files(backend: str) -> dict[str, bytes]:
-    """Returns this checkout's code and the package of a third-party backend, as relative path →
-    content.
+    """Returns this checkout's code and a third-party backend's package, as relative path → content.
 
     Excludes hidden files, caches and a wheel's `checkout` folder.
     """
@@ -61,7 +61,7 @@ def code_files(backend: str) -> dict[str, bytes]:
 
 
 def content_hash(files: Mapping[str, bytes]) -> str:
-    """Returns a hash of all names and contents as 16 hex digits."""
+    """Returns a hash of all names and contents, as 16 hex digits."""
     digest = hashlib.sha256()
     for name, content in sorted(files.items()):
         digest.update(f"{name}\0{len(content)}\0".encode() + content)

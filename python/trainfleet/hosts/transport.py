@@ -42,24 +42,24 @@ if TYPE_CHECKING:
     from fabric import Connection
     from paramiko import PKey
 
-# Callers report paramiko's errors, so suppress the tracebacks that its threads log.
+# callers report paramiko's errors, so suppress the tracebacks that its threads log
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 THREADS = 64
-CONNECT_TIMEOUT = 5.0  # timeout in seconds for each of TCP connection, key exchange and login
-PATIENCE = 10.0  # minimum timeout in seconds for each of these steps in a retry
+CONNECT_TIMEOUT = 5.0  # timeout in seconds, separately for TCP connection, key exchange and login
+PATIENCE = 10.0  # minimum timeout in seconds per step of a retry
 JUMP_AGAIN = 2.0  # minimum seconds between attempts to connect to a jump host
 KEEPALIVE = 2  # keepalive interval in seconds
 DEAD_AFTER = 6.0  # seconds without an acknowledgement after which a link is dead
 GRACE = 5  # seconds between SIGTERM and SIGKILL for a command that exceeds its timeout
 MOST = (
     3 / 4
-    # Share of the hosts that must finish before a deadline applies to the others. The deadline is
-    # SLOWER times as long as these hosts took, but at least SLOW_AFTER seconds.
+    # Fraction of the hosts that must finish before the rest get a deadline: SLOWER times as long as
+    # the finished ones took, but at least SLOW_AFTER seconds.
 )
 SLOWER = 3
 SLOW_AFTER = 6.0
 PUT_TIMEOUT = 120.0  # timeout in seconds for sending a checkout's code
-LONGEST = 86400.0  # maximum duration in seconds of a command that a user waits for
+LONGEST = 86400.0  # timeout in seconds for a command that a user waits for
 Command = str | Callable[[Host], str]
 T = TypeVar("T")
 
@@ -71,7 +71,7 @@ class Transport:
         """Creates a transport that connects on first use.
 
         `proxy` is a command that connects its stdin and stdout to a host, with the placeholders %h
-        and %p (ssh_config's ProxyCommand).
+        and %p, as in ssh_config's ProxyCommand.
         """
         self.hosts, self.proxy = tuple(hosts), proxy
         self.ssh = ssh
@@ -82,7 +82,7 @@ class Transport:
         self._jump: Connection | None = None
         self._jump_failed: JumpFailed | None = None
         self._jump_tried = 0.0
-        self._took: list[float] = []  # seconds that successful connections took to open
+        self._took: list[float] = []  # seconds that each successful connection took to open
 
     def __enter__(self) -> Transport:
         return self
@@ -91,15 +91,16 @@ class Transport:
         self.close()
 
     def close(self) -> None:
-        """Closes all connections. Commands that are still running on nodes are killed at their
-        timeout.
+        """Closes all connections.
+
+        Commands that are still running on nodes are killed when they reach their timeout.
         """
         links = [connection.transport for connection in self._kept.values() if connection.transport]
         for connection in self._kept.values():
             connection.close()
         if self._jump:
             for link in links:
-                # Wait until paramiko's thread has closed the connection through the jump host.
+                # wait until paramiko's thread has closed the connection through the jump host
                 link.join(DEAD_AFTER)
             self._jump.close()
         self._kept.clear()
@@ -144,7 +145,7 @@ class Transport:
         """Runs a command for at most LONGEST seconds, forwards its output, and returns its exit
         code.
 
-        Its stdin stays open until the command or this process exits.
+        The command's stdin stays open until the command or this process exits.
         """
         began = time.monotonic()
         try:
@@ -177,10 +178,10 @@ class Transport:
     def put_once(
         self, files: Mapping[str, bytes], folder: str, *, hosts: Iterable[Host] | None = None
     ) -> Answers:
-        """Writes `files` to a new folder on every host, atomically. Skips hosts that already have
-        the folder.
+        """Writes `files` to a new folder on every host, atomically.
 
-        If hosts share a file system, only one of them receives the files.
+        Skips hosts that already have the folder. If hosts share a file system, the files are sent
+        only once.
         """
         target = shlex.quote(folder)
         answers = self.run(
@@ -221,9 +222,9 @@ class Transport:
     def each(
         self, ask: Callable[[Host], T], hosts: Iterable[Host] | None, *, leave_behind: bool = False
     ) -> dict[Host, T]:
-        """Calls `ask` for `hosts`, or for all hosts, in parallel. Returns the results.
+        """Calls `ask` for `hosts`, or for all hosts, in parallel, and returns the results.
 
-        With `leave_behind`, requests to hosts that are much slower than most fail with kind `slow`.
+        With `leave_behind`, hosts that are much slower than most fail with kind `slow`.
         """
         chosen = self.hosts if hosts is None else tuple(hosts)
         if not chosen:
@@ -237,7 +238,7 @@ class Transport:
         return found
 
     def _wait_for_most(self, answers: Mapping[Host, Future[T]]) -> None:
-        """Waits for most hosts, and closes the connections to those that are much slower."""
+        """Waits for most hosts, gives the rest a deadline, and disconnects those that miss it."""
         began, done = time.monotonic(), as_completed(answers.values())
         most = round(MOST * len(answers))
         for _ in range(most):
@@ -268,7 +269,7 @@ class Transport:
     def _opened(self, host: Host, gateway: Connection | str | None) -> Connection:
         """Opens a connection.
 
-        Retries with a longer timeout if the connection times out, unless the other hosts are fast.
+        After a timeout, retries with a longer one, unless the other hosts are fast.
         """
         connection, began = self._made(host, gateway), time.monotonic()
         try:
@@ -286,7 +287,8 @@ class Transport:
     def _patience(self) -> float:
         """Returns the timeout of a retry in seconds, or 0 for no retry.
 
-        If other hosts are fast, there is no retry, because the host must be down or hung.
+        If other hosts connected quickly, this one is assumed to be down or hung, so there is no
+        retry.
         """
         if not self._took:
             return PATIENCE
@@ -302,8 +304,7 @@ class Transport:
                 host = parse_host(self.ssh.jump)
                 self._jump = self._made(host, None)
                 if self._jump_failed and time.monotonic() - self._jump_tried < JUMP_AGAIN:
-                    # Many hosts wait for the jump host, so they share the result of a single
-                    # attempt.
+                    # many hosts wait for the jump host, so they share the result of one attempt
                     raise self._jump_failed
                 try:
                     self._enter(self._jump)
@@ -315,10 +316,10 @@ class Transport:
     def _made(
         self, host: Host, gateway: Connection | str | None, patience: float = CONNECT_TIMEOUT
     ) -> Connection:
-        """Returns a connection that is not open yet. Opening it may take `patience` seconds per
-        step.
+        """Returns an unopened connection, with a timeout of `patience` seconds for each step of
+        opening it.
         """
-        # This import takes 0.2 s, so only verbs that connect to hosts load it.
+        # this import takes 0.2 s, so only verbs that connect to hosts pay for it
         from fabric import Config, Connection
 
         config = Config(ssh_config=ssh_config.read(self.ssh, host), lazy=True)
@@ -360,24 +361,22 @@ class Transport:
 
 
 def bounded(command: str, timeout: float) -> str:
-    """Wraps a command so that sh runs it, and kills it on the node after `timeout` seconds.
+    """Wraps a command so that sh runs it on the node and kills it after `timeout` seconds.
 
     The login shell may be csh, which interprets `!` and line breaks even inside quotes, or fish,
-    which interprets backslashes. The command is therefore passed as one quoted line of base64,
-    which sh decodes.
+    which interprets backslashes. The command is therefore passed as one quoted line of base64 for
+    sh to decode.
     """
     mark = f"echo '{OUTPUT_BEGINS.decode().strip()}'"
     marked = f"{mark}\n{mark} >&2\n{command}"  # separates a login shell's greeting from the output
     encoded = base64.b64encode(marked.encode()).decode()
-    # If the node has no base64, the command must fail instead of doing nothing.
+    # without base64 on the node, the command must fail instead of doing nothing
     decoded = f"echo {encoded} | base64 -d || echo exit 127"
     return f"exec timeout -k {GRACE} {max(1, round(timeout))} sh -c 'eval \"$({decoded})\"'"
 
 
 def end_when_dead(link: socket.socket) -> None:
-    """Makes the kernel close a connection after DEAD_AFTER seconds without an acknowledgement (RFC
-    5482).
-    """
+    """Makes the kernel close a connection after DEAD_AFTER seconds without an ACK (RFC 5482)."""
     if sys.platform == "linux":
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(DEAD_AFTER * 1000))
     else:
@@ -395,16 +394,15 @@ def _pulse(transport: Any) -> None:
         alarm.start()
         try:
             transport.global_request("keepalive@openssh.com", wait=True)
-        except Exception:  # the request can't be sent: EOFError, OSError or SSHException
+        except Exception:  # can't send the request: EOFError, OSError or SSHException
             _end(transport)
         alarm.cancel()
         time.sleep(KEEPALIVE)
 
 
 def _end(transport: Any) -> None:
-    """Closes a connection.
-
-    Ignores errors, because the connection through the jump host may close at the same time.
+    """Closes a connection, ignoring errors, because the jump host connection may close at the same
+    time.
     """
     with suppress(Exception):
         transport.close()
@@ -413,7 +411,7 @@ def _end(transport: Any) -> None:
 def _converse(
     connection: Connection, command: str, stdin: str | bytes | None, timeout: float
 ) -> Result:
-    """Runs a command in a separate session.
+    """Runs a command in a separate SSH session.
 
     Raises:
         TimeoutError: the command is still running GRACE seconds after its timeout.

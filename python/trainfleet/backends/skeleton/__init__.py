@@ -1,5 +1,6 @@
-"""Templates for a package that adds a backend. `make new-backend` writes the package, which
-supports planning from the start.
+"""Templates for a package that adds a backend.
+
+`make new-backend` writes the package. From the start, its backend can plan jobs.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def require_name(name: str) -> None:
 
 
 def write(name: str, where: Path) -> list[Path]:
-    """Writes the package to a new folder in `where`. Returns the files.
+    """Writes the package to a new folder in `where` and returns the files.
 
     Raises:
         ConfigError: the name is invalid, or the folder exists.

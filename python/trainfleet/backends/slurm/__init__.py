@@ -1,10 +1,9 @@
-"""Slurm backend: each job is one sbatch job, and srun starts one task per node. Slurm decides when
-and where jobs run.
+"""Slurm backend: each job is one sbatch job, in which srun starts one task per node.
 
-This package runs in two places. A machine with sbatch, such as a login node, plans, submits,
-follows and stops jobs. Its working directory must be visible to all nodes. Any other machine
-forwards its commands to the machine with sbatch in fleet.hosts (launch/remote_launch.py). The ssh
-backend forwards commands to its head in the same way.
+Slurm decides when and where jobs run. This package runs in two places. A machine with sbatch, such
+as a login node, plans, submits, follows and stops jobs, and its working directory must be visible
+to all nodes. Any other machine forwards its commands to the machine with sbatch in fleet.hosts
+(launch/remote_launch.py), just as the ssh backend forwards commands to its head.
 
 A job continues without its launcher. Slurm requeues it after a node failure or preemption. The
 batch script requeues it at the time limit, or after a failure that is worth a retry (sbatch.py).
@@ -77,7 +76,7 @@ from .client import SlurmJob as Known
 from .parallelcluster import Cluster
 from .resources import Partitions
 
-# Seconds for all processes of a killed job to end, including KillWait and the nodes' epilog.
+# seconds for all processes of a killed job to exit, including KillWait and the nodes' epilog
 TO_END = 60.0
 NAMED = 8  # maximum number of nodes to name per line
 USERS = {
@@ -94,9 +93,7 @@ STARTS = {
 
 
 class Login(Head):
-    """SSH host with sbatch: the head node of the cluster that setup created, or the host in the
-    config.
-    """
+    """SSH host with sbatch: the created cluster's head node, or the host in the config."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -119,8 +116,9 @@ class Login(Head):
 
     @functools.cached_property
     def transport(self) -> Transport:
-        """Returns the transport to the SSH host. It uses Session Manager if the created cluster has
-        no open SSH port.
+        """Transport to the SSH host.
+
+        Uses Session Manager if the created cluster has no open SSH port.
         """
         aws = self.fleet.aws
         proxy = through_agent(str(aws.region)) if aws.ssm_only and not self.fleet.hosts else ""
@@ -233,8 +231,9 @@ class Slurm(Backend):
             yield from cluster_file.refuse(config)
 
     def plan(self, job: Job, without: Mapping[str, str]) -> Request:
-        """Returns the batch script. Slurm selects the nodes, except those in `without` or in
-        quarantine.
+        """Returns the batch script.
+
+        Slurm selects the nodes, except for those in `without` or in quarantine.
 
         Raises:
             BackendError: the job is being launched, but the cluster can't run it. The message lists
@@ -248,7 +247,7 @@ class Slurm(Backend):
             self.folder, "python" if job.image else self.interpreter, tuple(sorted(without))
         )
         code = f"{self._head.code}/python" if self._head else str(CODE)
-        # The image contains the code. At startup, it checks that it has these versions.
+        # the image contains the code, and checks at startup that it has these versions
         own = (
             {LOCK: lock_name(load_platform(self.fleet.platform))}
             if job.image
@@ -262,12 +261,12 @@ class Slurm(Backend):
         return Request(job, (script,))
 
     def _sited(self) -> tuple[Config, list[str]]:
-        """Returns the config with the site's sbatch settings, and one note per environment variable
-        that provides one.
+        """Returns the config with the site's sbatch settings, and one note per variable that sets
+        one.
         """
         config = cluster_file.in_every_zone(self.config)
         if self._known is None:
-            # the launch's next query fails too, and reports the reason
+            # the launch's next query will fail too, and report the reason
             with suppress(BackendError):
                 self._known = options.apply(config, options.read(self.engine))
         return self._known or (
@@ -278,7 +277,7 @@ class Slurm(Backend):
     def _fabric(self, job: Job) -> dict[str, str]:
         """Returns the fabric variables that are known before nodes are allocated.
 
-        Each node adds its network card and ports (node/entrypoint.py).
+        Each node adds its network interface and ports (node/entrypoint.py).
         """
         kind = self.fleet.node_type
         if not job.torchrun:
@@ -293,7 +292,7 @@ class Slurm(Backend):
         )
 
     def submit(self, request: Request) -> Handle:
-        """Submits at most one sbatch job per token.
+        """Submits a job, at most once per token.
 
         If two processes submit a token concurrently, the second job to start finds the first one's
         claim file and exits.
@@ -328,7 +327,7 @@ class Slurm(Backend):
     def _number(self, folder: Path, token: str) -> str:
         """Returns a token's job ID from its claim file.
 
-        Asks Slurm if the submitter died before it wrote the claim file.
+        Queries Slurm if the submitter died before writing the claim file.
         """
         if number := job_starts.number(folder, token):
             return number
@@ -338,7 +337,7 @@ class Slurm(Backend):
         return Handle(self.name, f"{folder}:{number}", token, nodes)
 
     def status(self, handle: Handle) -> Status:
-        """Returns the job's state, based on Slurm and the nodes' exit codes.
+        """Returns the job's status, based on Slurm's state and the nodes' exit codes.
 
         A failed node is reported immediately, even if other nodes are still shutting down.
         """
@@ -389,7 +388,9 @@ class Slurm(Backend):
         )
 
     def _with_leader(self, words: str, job: Known) -> str:
-        """Appends the run and state of the trainfleet job that this job depends on, if any."""
+        """Appends the run and state of the job that this job depends on, if trainfleet submitted
+        it.
+        """
         number = (
             re.match(r"afterok:([0-9]{1,18})\b", job.dependency)
             if "Dependency" in job.reason
@@ -410,8 +411,9 @@ class Slurm(Backend):
         return job is not None and _token(job) == token
 
     def stop(self, handle: Handle, at_once: bool) -> None:
-        """Sends SIGTERM to the nodes' entrypoints. With `at_once`, sends SIGKILL to the job's steps
-        and cancels the job.
+        """Sends SIGTERM to the nodes' entrypoints.
+
+        With `at_once`, sends SIGKILL to the job's steps and cancels the job.
         """
         number = handle.id.rpartition(":")[2]
         status = self.status(handle)
@@ -461,8 +463,8 @@ class Slurm(Backend):
         )
 
     def place(self, run: Run) -> Place:
-        """Returns the run folder if this machine shares the nodes' file system, or otherwise a
-        mirror of it.
+        """Returns the run folder if this machine shares the nodes' file system, otherwise a mirror
+        of it.
         """
         if self._head:
             return self._head.place(run)
@@ -475,8 +477,8 @@ class Slurm(Backend):
         return {node: gone[host] for node, host in enumerate(hosts) if host in gone}
 
     def bill(self) -> Bill | None:
-        """Returns the full cost of a cluster that setup creates. For other clusters, includes only
-        the node hours.
+        """Returns the cost of a cluster that setup creates, or only the node hours on any other
+        cluster.
         """
         if not self.fleet.slurm.create:
             return hours_alone(self.config)
@@ -487,7 +489,7 @@ class Slurm(Backend):
         return Entrance(self._head, cluster) if self._head else cluster
 
     def probe(self) -> Probe | None:
-        """Returns sinfo's report about the nodes, and the facts of one node.
+        """Returns sinfo's report on the nodes, and the facts of one node.
 
         Returns None for clusters that setup creates, because their node types are known.
         """
@@ -498,7 +500,7 @@ class Slurm(Backend):
 
 
 class Entrance(Machines):
-    """Machines (base.py) behind an SSH host. Setup uses that host to prepare the nodes' shared
+    """Machines (base.py) behind an SSH host, through which setup prepares the nodes' shared
     folder.
     """
 
@@ -521,7 +523,7 @@ class Entrance(Machines):
         return self.cluster.prospect(hours, speed)
 
     def apply(self) -> int:
-        """Creates the cluster, and sets up the folder and Python on the nodes' shared file
+        """Creates the cluster, and sets up the shared folder and Python on the nodes' shared file
         system.
         """
         if code := self.cluster.apply():
@@ -531,12 +533,12 @@ class Entrance(Machines):
 
 
 def folder_of(config: Config) -> str:
-    """Returns the path on the nodes of the folder that contains runs/ and data/."""
+    """Returns the folder that contains runs/ and data/, as the nodes see it."""
     return config.fleet.shared_folder or str(Path.cwd())
 
 
 def as_slurm_says(name: str) -> Host:
-    """Returns a host with a node's Slurm name as its name and address."""
+    """Returns a host with the node's Slurm name as both its name and its address."""
     return Host(name, name)
 
 

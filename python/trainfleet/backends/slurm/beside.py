@@ -1,5 +1,7 @@
 """Runs steps next to the ranks of a Slurm job (srun --overlap), so that a rehearsal can inject
-faults. Also cancels the rehearsal's jobs when it ends.
+faults.
+
+Also cancels the rehearsal's jobs when it ends.
 """
 
 from __future__ import annotations
@@ -15,9 +17,9 @@ from ...trust.errors import ConfigError
 from ..base import LINKS, OWN_HEAD, Handle, JobSteps
 from .client import SlurmClient
 
-# Script that cancels the folder's jobs when it reads a line from stdin or stdin closes. Without a
-# line, the guarded process died, so the script also removes the folder. A failed squeue is retried,
-# because it does not prove that no jobs remain.
+# Cleanup script that cancels the folder's jobs when it reads a line from stdin or stdin closes. If
+# stdin closes without a line, the rehearsal died, so the script also removes the folder. A failed
+# squeue is retried, because it does not prove that no jobs remain.
 GUARD = """read -r over
 for _ in $(seq 180); do
 said=$(squeue --me --noheader --format='%i %Z') || {{ sleep 2; continue; }}
@@ -82,7 +84,7 @@ class Beside(JobSteps):
             "--chdir=/",
             *words,
         ]
-        # Ignore the exit code, because killing a rank can end the job and this step along with it.
+        # ignore the exit code, because killing a rank can end the job along with this step
         said = self.engine.ask(step, "", None)
         return said.out.strip() or said.error.strip()
 

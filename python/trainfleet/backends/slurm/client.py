@@ -1,8 +1,10 @@
-"""Slurm client. A single squeue query covers all jobs that this process watches, and its interval
-adapts to how often they change.
+"""Slurm client.
 
-squeue lists a job for a few minutes after it ends (MinJobAge). Later, sacct still lists it if the
-cluster has accounting. Otherwise, the job's state is derived from the files it left in its folder.
+A single squeue query covers all jobs that this process watches, at an interval that adapts to how
+often they change. squeue lists a job for a few minutes after it ends (MinJobAge). After that, sacct
+still lists it if the cluster has accounting. Otherwise, the job's state is derived from the files
+in its folder.
+
 While slurmctld does not respond, jobs keep their last known state, because slurmctld can be
 restarted while jobs run.
 
@@ -31,7 +33,7 @@ from ..base import Phase
 from ..head import HEAD
 
 FILE = Path(__file__).with_name("reasons.yaml")
-# slurm.schedmd.com/squeue.html, JOB STATE CODES. All other states mean that the job has ended.
+# slurm.schedmd.com/squeue.html, JOB STATE CODES; all other states mean that the job has ended
 PHASES = {
     "PENDING": Phase.QUEUED,
     "REQUEUED": Phase.QUEUED,
@@ -53,8 +55,8 @@ WELL = "COMPLETED"
 
 @dataclass(frozen=True)
 class SbatchRefusal:
-    """Plain-language reason why Slurm rejected a job, and the config key that causes it ("" if no
-    key does).
+    """Plain-language reason why Slurm rejected a job, and the config key responsible for it, if
+    any.
     """
 
     means: str
@@ -74,7 +76,7 @@ def is_for_nodes(reason: str) -> bool:
 def why_waiting(reason: str) -> str:
     """Explains a pending reason: `(Resources): it is the next one ...; next: ...`.
 
-    Refers to Slurm's documentation if the reason is unknown.
+    Points to Slurm's documentation if the reason is unknown.
     """
     known = _table()["reasons"]
     name = max((name for name in known if reason.startswith(name)), key=len, default=None)
@@ -94,11 +96,11 @@ def why_refused(said: str) -> SbatchRefusal | None:
 
 
 TIMEOUT = 60.0  # timeout per command in seconds; slurmctld is slow under heavy load
-# Bounds of the polling interval in seconds. The interval grows while no job changes.
+# bounds of the polling interval in seconds, which grows while no job changes
 SHORTEST, LONGEST = 1.0, 15.0
 SILENT = 60.0  # maximum polling interval in seconds while slurmctld does not respond
-# Reason and Comment are free text, which can contain `|`. Therefore Reason is the last field, and
-# `submit` writes no `|` to the comment.
+# Reason and Comment are free text and can contain `|`, so Reason is the last field, and `submit`
+# never writes `|` to the comment.
 FIELDS = ("JobID", "State", "RestartCnt", "NodeList", "Dependency", "Comment", "Reason")
 # squeue's state of a cancelled job, and its value for a missing reason
 CANCELLED, NO_REASON = "CANCELLED", "None"
@@ -116,25 +118,27 @@ class Said:
     error: str
 
 
-# Prefixes of environment variables with which a site or user changes Slurm commands, such as a
-# squeue filter or a scancel prompt. options.py reads sbatch's variables.
+# Prefixes of environment variables with which sites and users change how Slurm commands behave,
+# such as a squeue filter or a scancel prompt. options.py reads sbatch's variables.
 SAID = ("SBATCH_", "SQUEUE_", "SACCT_", "SCANCEL_", "SINFO_", "SCONTROL_", "SLURM_HINT")
-# Environment variables that every job inherits from this process.
+# environment variables that every job inherits from this process
 GIVEN = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "SLURM_CONF")
-CLUSTERS = "SLURM_CLUSTERS"  # environment variable that applies to all Slurm commands
+CLUSTERS = "SLURM_CLUSTERS"  # applies to all Slurm commands
 Ask = Callable[[Sequence[str], str, Mapping[str, str] | None], Said]
 
 
 def ask_here(
     words: Sequence[str], stdin: str = "", environment: Mapping[str, str] | None = None
 ) -> Said:
-    """Runs a Slurm command on this machine. `environment` defaults to this process's environment.
-    Drops the variables whose prefix is in SAID.
+    """Runs a Slurm command on this machine.
+
+    `environment` defaults to this process's environment. Variables with a prefix in SAID are
+    dropped.
 
     Raises:
         BackendError: the command does not exist, or times out.
     """
-    if HEAD in os.environ:  # this process has no login shell, so no profile has added Slurm to PATH
+    if HEAD in os.environ:  # use a login shell, because a profile may add Slurm to PATH
         words = ["bash", "-lc", as_asked(words, 'exec "$@"'), "bash", *words]
     elif shutil.which(words[0]) is None:
         why = "fleet.backend slurm needs Slurm's commands here, or on a machine in fleet.hosts"
@@ -167,9 +171,9 @@ def ask_here(
 
 
 def as_asked(words: Sequence[str], command: str) -> str:
-    """Returns the bash command that runs `words` without the variables whose prefix is in SAID.
+    """Returns the bash command that runs `words` without the variables that have a prefix in SAID.
 
-    `env` is the exception, because its purpose is to print these variables.
+    `env` still gets these variables, because its purpose is to print them.
     """
     return (
         command
@@ -212,7 +216,7 @@ def parse(out: str) -> dict[str, SlurmJob]:
 
 
 class SlurmClient:
-    """Slurm client that runs commands through `ask`."""
+    """Slurm client, which runs its commands through `ask`."""
 
     def __init__(self, ask: Ask = ask_here) -> None:
         self.ask = ask
@@ -220,7 +224,7 @@ class SlurmClient:
         self.watched: set[str] = set()
         self.next_look, self.pause = 0.0, SHORTEST
         self.trouble = ""
-        # Nodes that do not accept jobs, and the time at which this list expires.
+        # nodes that do not accept jobs, and the time at which this list expires
         self.nodes, self.nodes_until = (dict[str, str](), 0.0)
 
     def run(self, *words: str) -> str:
@@ -234,12 +238,13 @@ class SlurmClient:
         return said.out
 
     def sbatch(self, words: Sequence[str], script: str, environment: Mapping[str, str]) -> Said:
-        """Runs sbatch with a script, in the same environment for submissions and --test-only."""
+        """Runs sbatch with a script, in the same environment for submissions as for --test-only."""
         given = {name: os.environ[name] for name in (*GIVEN, CLUSTERS) if name in os.environ}
         return self.ask(["sbatch", *words], script, {**given, **environment})
 
     def look(self, number: str) -> SlurmJob:
-        """Returns the job's last known state. Queries Slurm if the polling interval has elapsed.
+        """Returns the job's last known state, after querying Slurm if the polling interval has
+        elapsed.
 
         Raises BackendError if slurmctld has not responded yet.
         """
@@ -284,15 +289,15 @@ class SlurmClient:
         said = self.ask(
             ["squeue", "--noheader", "--states=all", *which, f"--Format={form}"], "", None
         )
-        # squeue fails if the only requested job has been purged, but not if several jobs are
-        # requested.
+        # squeue fails if the only requested job has been purged, but not if several are requested
         if said.code and not FORGOTTEN.search(said.error):
             raise refused("squeue", said.error)
         return parse(said.out)
 
     def unavailable(self, partitions: str = "") -> dict[str, str]:
-        """Returns node → state and reason for the nodes that do not accept jobs. Queries Slurm at
-        most once per LONGEST seconds.
+        """Returns node → state and reason for the nodes that do not accept jobs.
+
+        Queries Slurm at most once per LONGEST seconds.
         """
         if time.monotonic() >= self.nodes_until:
             which = [f"--partition={partitions}"] if partitions else []
@@ -338,8 +343,9 @@ class SlurmClient:
 
 
 def how_it_ended(job: SlurmJob) -> str:
-    """Returns Slurm's reason for the job's end, such as `slurm: job 7 CANCELLED by root`, or "" if
-    it has none.
+    """Returns Slurm's reason for the job's end, such as `slurm: job 7 CANCELLED by root`.
+
+    Returns "" if Slurm reports no reason.
     """
     if job.state in (WELL, "FAILED", GONE):
         return ""
@@ -350,7 +356,7 @@ def how_it_ended(job: SlurmJob) -> str:
 
 
 def user_of(uid: int) -> str:
-    """Returns the user's name, or the UID if this machine does not know the user."""
+    """Returns the user's name, or the UID if this machine has no such user."""
     try:
         return pwd.getpwuid(uid).pw_name
     except (KeyError, OverflowError):

@@ -1,10 +1,11 @@
-"""Checks whether a cluster can run a job before it is submitted. Otherwise, sbatch might reject the
-job, or leave it pending forever.
+"""Checks that a cluster can run a job before the job is submitted.
+
+Otherwise, sbatch might reject the job or leave it pending forever.
 
 While a job runs, also checks whether its nodes respond, because Slurm detects a dead node only
 after SlurmdTimeout. Each check opens a TCP connection to slurmd's port on the node. A refused
 connection also counts as a response, because it means that only slurmd has stopped. A node counts
-as absent only if another node of the job responds. If no node responds, the network between this
+as absent only if another node of the job responds. If none respond, the network between this
 machine and the nodes may be down.
 """
 
@@ -25,10 +26,9 @@ from ...trust.errors import BackendError
 from .client import Partition, SlurmClient, read_partitions, refused
 
 PARTITION = "fleet.slurm.partition"
-# Seconds for nodes to register after slurmctld starts. Until they register, slurmctld can't
-# allocate them.
+# seconds for nodes to register after slurmctld starts, before which they can't be allocated
 REGISTERS = 60.0
-# Messages about unavailable or busy nodes. sbatch accepts the job anyway, and it waits for them:
+# Messages about unavailable or busy nodes, for which a job can wait, so sbatch still accepts it:
 # ESLURM_NODE_NOT_AVAIL and ESLURM_NODES_BUSY (slurm_errno.c).
 WAITS = re.compile("(?i)required node not available|requested nodes are busy")
 
@@ -50,7 +50,7 @@ def require(
     if not said.code or WAITS.search(said.error + said.out):
         return
     error = refused("sbatch", said.error + said.out)
-    # If nodes are down or drained, this is not an error, because the job can wait for them.
+    # not an error if nodes are down or drained, because the job can wait for them
     if error.where != "fleet.nodes" or not engine.unavailable(names):
         raise explained(engine, error)
 
@@ -59,7 +59,7 @@ def partitions(engine: SlurmClient, slurm: SlurmConfig) -> list[Partition]:
     """Returns the configured partitions, or the cluster's default partition.
 
     Raises:
-        BackendError: a partition does not exist, or does not accept jobs now. The message lists the
+        BackendError: a partition does not exist or is not accepting jobs. The message lists the
             cluster's partitions.
     """
     rows = read_partitions(engine.run("scontrol", "--oneliner", "show", "partition"))
@@ -94,7 +94,7 @@ def partitions(engine: SlurmClient, slurm: SlurmConfig) -> list[Partition]:
 def _require_time(slurm: SlurmConfig, chosen: Sequence[Partition]) -> None:
     """Raises BackendError if the time limit exceeds the partitions' limits.
 
-    sbatch would accept such a job from an administrator, but the scheduler would never start it.
+    sbatch would accept such a job from an administrator, but Slurm would never start it.
     """
     limits = [row.most_minutes for row in chosen if row.most_minutes is not None]
     if (
@@ -117,7 +117,7 @@ def _require_time(slurm: SlurmConfig, chosen: Sequence[Partition]) -> None:
 
 
 def _require_nodes(engine: SlurmClient, nodes: int, names: str, without: Mapping[str, str]) -> None:
-    """Raises BackendError if the partitions have fewer than `nodes` hosts, excluding those in
+    """Raises BackendError if the partitions have fewer than `nodes` hosts, not counting
     `without`.
     """
     hosts = _nodes(engine, names)
@@ -147,7 +147,7 @@ def _nodes(engine: SlurmClient, names: str, *states: str) -> list[str]:
 
 
 def explained(engine: SlurmClient, error: BackendError) -> BackendError:
-    """Adds the user's accounts and QOS to the error, if accounting lists them."""
+    """Adds the user's accounts and QOS to the error if accounting lists them."""
     if error.where not in ("fleet.slurm.account", "fleet.slurm.qos"):
         return error
     user = getpass.getuser()
@@ -166,7 +166,7 @@ def explained(engine: SlurmClient, error: BackendError) -> BackendError:
 
 
 def require_private(engine: SlurmClient) -> None:
-    """Raises BackendError if the cluster's accounting stores job environments, which would expose
+    """Raises BackendError if the cluster's accounting stores job environments, which contain
     secrets.
     """
     said = engine.run("scontrol", "show", "config")
@@ -183,10 +183,10 @@ def require_private(engine: SlurmClient) -> None:
         )
 
 
-WAIT = 5.0  # connection timeout in seconds; a machine's kernel responds even under load
+WAIT = 5.0  # connection timeout in seconds; the kernel responds even under load
 AT_ONCE = 64  # maximum concurrent connections
 NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}"
-# scontrol shows a port only if it differs from the default. Free text by an administrator comes
+# scontrol shows a port only if it differs from the default. Free text from administrators comes
 # after all of these fields.
 NODE = re.compile(
     rf"NodeName=({NAME}) .*?\bNodeAddr=([A-Za-z0-9_.:-]{{1,253}}) NodeHostName=\S+(?: "
@@ -207,7 +207,7 @@ class SlurmdAddress:
 def absent(engine: SlurmClient, hosts: Sequence[str]) -> dict[str, str]:
     """Returns machine → message for the machines that do not respond.
 
-    Returns an empty dict if no other machine responds, or if Slurm reports no addresses.
+    Returns {} if no other machine responds, or if Slurm reports no addresses.
     """
     known = places(engine, hosts)
     with ThreadPoolExecutor(AT_ONCE) as pool:

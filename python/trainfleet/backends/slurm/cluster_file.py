@@ -1,10 +1,9 @@
-"""Builds the AWS ParallelCluster cluster file and the nodes' setup script from a config. Pure.
+"""Builds the AWS ParallelCluster cluster file and the node setup script from a config. Pure.
 
 Sources: docs.aws.amazon.com/parallelcluster/latest/ug (cluster configuration file: HeadNode,
 Scheduling, SharedStorage, CustomActions, Capacity Blocks), and the schema and validators of
-ParallelCluster 3.16, which check these files in tests/oracles.
-
-Tested: the file. Not tested: a real cluster and the contents of its image.
+ParallelCluster 3.16, which check these files in tests/oracles. Tested: the file. Not tested: a real
+cluster and the contents of its image.
 """
 
 from __future__ import annotations
@@ -50,8 +49,8 @@ BOUGHT = {
 RESERVED_KINDS = ("reservation", "block")
 LONGEST_QUEUE = 25  # characters of a queue's name (ParallelCluster's NAME_MAX_LENGTH)
 CHANGES = ["NEW", "CHANGED", "DELETED"]
-# Type of NVIDIA kernel modules that ParallelCluster's images lack. Since version 3.8, the images
-# contain only the open modules.
+# NVIDIA kernel modules missing from ParallelCluster's images, which since version 3.8 include only
+# the open ones.
 CLOSED = "proprietary"
 # Mount points that ParallelCluster rejects (its ReservedMountDirValidator).
 RESERVED = re.compile(
@@ -61,7 +60,7 @@ RESERVED = re.compile(
 
 
 def queues_of(config: Config) -> tuple[Queue, ...]:
-    """Returns the queues. Unset values default to the fleet's."""
+    """Returns the queues, with unset values taken from the fleet."""
     fleet = config.fleet
     queues = fleet.slurm.parallelcluster.queues or (Queue("compute1"),)
     return tuple(
@@ -78,15 +77,15 @@ def queues_of(config: Config) -> tuple[Queue, ...]:
 
 
 def key_of(config: Config) -> str:
-    """Returns the name of the head node's key pair: the configured one, or the cluster's, which
-    setup creates.
+    """Returns the name of the head node's key pair: the configured one, or the one that setup
+    creates.
     """
     return config.fleet.aws.key_pair or f"trainfleet-{cluster_name(config)}"
 
 
 def queue_of(config: Config) -> Queue:
-    """Returns the queue that jobs use: the first one in fleet.slurm.partition, or else the first
-    queue.
+    """Returns the queue that jobs use: the first in fleet.slurm.partition, or else the
+    first queue.
     """
     queues, asked = queues_of(config), (config.fleet.slurm.partition or "").split(",")
     return next((queue for queue in queues if queue.name in asked), queues[0])
@@ -149,8 +148,9 @@ def artifacts(config: Config, maker: str = "") -> tuple[Artifact, ...]:
 
 
 def script_address(config: Config, script: str) -> str:
-    """Returns the S3 address of node.sh. The address contains the script's hash, so that a cluster
-    update installs a changed script.
+    """Returns the S3 address of node.sh.
+
+    The address contains the script's hash, so that a cluster update installs a changed script.
     """
     digest = hashlib.sha256(script.encode()).hexdigest()[:12]
     return f"s3://{config.fleet.aws.bucket}/{cluster_name(config)}/setup/node-{digest}.sh"
@@ -159,7 +159,7 @@ def script_address(config: Config, script: str) -> str:
 def node_script(config: Config) -> str:
     """Returns the script that each node runs at startup.
 
-    It embeds this project's scripts, with the versions in docker/platforms.lock.yaml.
+    It embeds this project's scripts, with the versions from docker/platforms.lock.yaml.
     """
     steps = list(_steps(config))
     texts = {
@@ -185,7 +185,7 @@ def node_script(config: Config) -> str:
 
 
 def _steps(config: Config) -> Iterator[InstallStep]:
-    """Yields the setup steps that ParallelCluster's image requires: Python, the Neuron SDK, and
+    """Yields the setup steps that ParallelCluster's image still needs: Python, the Neuron SDK, and
     limits.
 
     The image already contains the NVIDIA driver and EFA.
@@ -335,8 +335,8 @@ def _storage(config: Config) -> dict[str, Any]:
 
 
 def links(config: Config) -> Iterator[dict[str, Any]]:
-    """Yields the file system's data repository associations: folders imported from S3, and folders
-    exported to S3.
+    """Yields the file system's data repository associations: folders that import from or export to
+    S3.
     """
     fsx, bucket = config.fleet.fsx, config.fleet.aws.bucket
     if fsx.s3_import:

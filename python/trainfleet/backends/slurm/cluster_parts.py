@@ -1,6 +1,6 @@
 """Resources that outlive a cluster: the network, and the file system left by an earlier cluster.
 
-Unless the config names subnets, setup creates the network before the cluster, and clean-up removes
+Unless the config names subnets, setup creates the network before the cluster, and cleanup removes
 it after the cluster. The network belongs to the config that created the cluster. Other configs that
 use the cluster use the same subnets.
 
@@ -43,8 +43,9 @@ STACK = "aws:cloudformation:stack-id"
 
 
 def network_stack(config: Config, maker: str = "") -> SchedulerStack:
-    """Returns the network's stack. `maker` is the config that created the existing cluster, or ""
-    if there is no cluster.
+    """Returns the network's stack.
+
+    `maker` is the config that created the existing cluster, or "" if there is no cluster.
     """
     return SchedulerStack(replace(config, name=maker or config.fleet_name), NETWORK)
 
@@ -78,7 +79,7 @@ def with_network(config: Config, maker: str = "") -> Config:
 def network_changes(config: Config, maker: str = "") -> tuple[Artifact, ...]:
     """Returns the request that would create or update the network.
 
-    Returns an empty tuple if the config names subnets or another config owns the network.
+    Returns () if the config names subnets or another config owns the network.
     """
     if config.fleet.aws.subnets or maker not in ("", config.fleet_name):
         return ()
@@ -95,8 +96,8 @@ def network_changes(config: Config, maker: str = "") -> tuple[Artifact, ...]:
 
 
 def left_behind(config: Config, calls: Calls, maker: str = "", stack: str = "") -> Row | None:
-    """Returns the file system that an earlier cluster of this config left, or None if it does not
-    exist.
+    """Returns the file system left by an earlier cluster of this config, or None if there isn't
+    one.
 
     Also returns None if the config needs no file system, or if the existing cluster already created
     one. `maker` is the config that created the existing cluster, and `stack` is the ARN of that
@@ -120,7 +121,7 @@ def left_behind(config: Config, calls: Calls, maker: str = "", stack: str = "") 
 
 
 def with_file_system(config: Config, row: Row | None) -> Config:
-    """Returns the config with `row` as an existing file system."""
+    """Returns the config with `row` as its existing file system."""
     if row is None:
         return config
     lustre = row.get("LustreConfiguration", {})
@@ -133,9 +134,7 @@ def with_file_system(config: Config, row: Row | None) -> Config:
 
 
 def describe_file_system(config: Config, calls: Calls, row: Row) -> Iterator[str]:
-    """Yields lines that describe the file system, and the commands that recreate its missing S3
-    links.
-    """
+    """Yields lines describing the file system, and commands that recreate its missing S3 links."""
     id_ = str(row["FileSystemId"])
     what, usd = prices.cost_of("file system", row)
     cost = "" if usd is None else f", ${usd * 24:,.2f} a day"
@@ -173,8 +172,10 @@ def _command(id_: str, link: dict[str, Any], region: str) -> str:
 
 
 def open_to_network(calls: Calls, row: Row) -> None:
-    """Opens Lustre's ports to the file system's network in its security groups that trainfleet
-    created. Skips existing rules.
+    """Opens Lustre's ports to the file system's network, in security groups that trainfleet
+    created.
+
+    Skips rules that already exist.
     """
     cards = calls(
         "ec2", "DescribeNetworkInterfaces", NetworkInterfaceIds=list(row["NetworkInterfaceIds"])

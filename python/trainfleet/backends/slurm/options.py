@@ -1,13 +1,10 @@
-"""sbatch options that trainfleet sets, and those that a site sets through environment variables
-such as SBATCH_ACCOUNT.
+"""sbatch options set by trainfleet, and those set by a site through variables such as
+SBATCH_ACCOUNT.
 
-fleet.slurm.options must not contain options that trainfleet sets. The site's variables are read
-once, when a job is planned.
-
-In sbatch, these variables override options in the script. The client therefore runs Slurm commands
-without them (client.py), and the script contains the resulting options. As a result, the plan shows
-these options, and they apply to every start of the job.
-
+fleet.slurm.options must not contain options that trainfleet sets. The site's environment variables
+are read once, when a job is planned. For sbatch, they would override options in the script. The
+client therefore runs Slurm commands without them (client.py), and the script contains the resulting
+options. As a result, the plan shows these options, and they apply to every start of the job.
 Source: slurm.schedmd.com, sbatch.html, INPUT ENVIRONMENT VARIABLES.
 """
 
@@ -69,8 +66,7 @@ OURS = {  # option → config key that sets it, or "" if trainfleet hard-codes i
     ),
     **dict.fromkeys(("clusters", "no-kill", "uid", "gid", "ignore-pbs"), ""),
 }
-# Memory options. With fleet.exclusive, trainfleet sets them so that a job gets all of a node's
-# memory.
+# memory options; with fleet.exclusive, trainfleet sets them to give jobs all of a node's memory
 WHOLE_NODES = ("mem", "mem-per-cpu", "mem-per-gpu")
 
 
@@ -80,8 +76,9 @@ def taken(config: Config) -> dict[str, str]:
 
 
 def refuse(config: Config) -> Iterator[tuple[str, str]]:
-    """Yields an error for each option that trainfleet also sets, including abbreviations, which
-    sbatch accepts (getopt_long).
+    """Yields an error for each option that trainfleet also sets.
+
+    This includes abbreviations, which sbatch accepts (getopt_long).
     """
     ours = taken(config)
     for option in config.fleet.slurm.options:
@@ -100,8 +97,8 @@ NAMED = {  # environment variable → option, if their names differ
     "SBATCH_TIMELIMIT": "time",
     "SLURM_HINT": "hint",
 }
-# Options that a site may set. All other variables either set one of trainfleet's options or do not
-# affect where and how a job runs.
+# Options that a site may set. All other variables set one of trainfleet's options, or do not affect
+# where and how a job runs.
 KNOWN = re.compile(
     "account|acctg-freq|batch|bb|cluster-constraint|constraint|core-spec|cpu-freq|cpus-per-gpu|delay-boot|distribution|gpu-bind|"
     "gpu-freq|gpus|gpus-per-node|gpus-per-socket|gpus-per-task|gres|gres-flags|hint|mem|mem-bind|mem-per-cpu|mem-per-gpu|network|"
@@ -146,7 +143,7 @@ def apply(config: Config, environment: Mapping[str, str]) -> tuple[Config, list[
 
 
 def read(engine: SlurmClient) -> dict[str, str]:
-    """Returns sbatch's variables in the login environment of the machine with sbatch."""
+    """Returns the sbatch variables from the login environment of the machine with sbatch."""
     entries = engine.ask(["env", "-0"], "", None).out.split("\0")
     found = {
         name.rpartition("\n")[2]: value
@@ -163,7 +160,7 @@ def read(engine: SlurmClient) -> dict[str, str]:
 
 
 def option_of(variable: str) -> str:
-    """Returns the name of the option that the environment variable sets."""
+    """Returns the option that the environment variable sets."""
     return NAMED.get(variable, variable.removeprefix("SBATCH_").lower().replace("_", "-"))
 
 

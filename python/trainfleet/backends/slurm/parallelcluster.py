@@ -1,5 +1,4 @@
-"""Machines of an AWS ParallelCluster cluster. Runs pcluster to create, update and delete the
-cluster, and displays progress.
+"""AWS ParallelCluster machines: runs pcluster to create, update and delete the cluster.
 
 The file system is kept when the cluster is deleted, because it contains data. `make clean PURGE=1`
 deletes it too. All resources are found by tag, so no local state is needed.
@@ -40,8 +39,8 @@ from ..managed_machines import priced
 from . import cluster_file, cluster_parts
 
 EVERY = 15.0  # CloudFormation polling interval in seconds
-PATIENCE = 3600.0  # timeout for CloudFormation in seconds
-TIMEOUT = 300.0  # timeout per pcluster command in seconds, including its validation
+PATIENCE = 3600.0  # timeout in seconds for CloudFormation
+TIMEOUT = 300.0  # timeout in seconds per pcluster command, including validation
 UNCHANGED = "No changes found"
 INSTALL = (
     "run pipx install aws-parallelcluster; it also needs Node.js "
@@ -54,8 +53,8 @@ KINDS: dict[str, str] = read_table(Path(__file__).with_name("cluster_kinds.yaml"
 class ClusterState:
     """State of a cluster, from describe-cluster.
 
-    `why` is the failure reason, `maker` the config that created the cluster, and `stack` its
-    stack's ARN. `address` and `instance` identify the head node, if it exists.
+    `why` is the failure reason, `maker` is the config that created the cluster, and `stack` is the
+    ARN of its stack. `address` and `instance` identify the head node, if it exists.
     """
 
     status: str
@@ -88,12 +87,12 @@ class Cluster(Machines):
         self.calls = Calls(self.region)
 
     def changes(self) -> tuple[Artifact, ...]:
-        """Returns the network request, the cluster file, the nodes' script and an IAM policy for
-        the caller.
+        """Returns the network request, the cluster file, the node script and an IAM policy for the
+        caller.
 
-        Returns an empty tuple if everything is up to date.
+        Returns () if everything is up to date.
         """
-        state = self.look() if is_there() else None  # a plan does not require pcluster
+        state = self.look() if is_there() else None  # planning does not require pcluster
         return self._all(state, self._cluster(state) if is_there() else self._wanted(None))
 
     def _all(
@@ -117,9 +116,7 @@ class Cluster(Machines):
         return cluster_file.artifacts(cluster_parts.with_file_system(placed, left), maker)
 
     def _cluster(self, state: ClusterState | None) -> tuple[Artifact, ...]:
-        """Returns the cluster file and the nodes' script, or an empty tuple if the cluster is up to
-        date.
-        """
+        """Returns the cluster file and the node script, or () if the cluster is up to date."""
         wanted = self._wanted(state)
         if state is None or not state.is_ready:
             return wanted
@@ -129,7 +126,7 @@ class Cluster(Machines):
         return () if UNCHANGED in json.dumps(said) else wanted
 
     def prospect(self, hours: float | None, speed: float | None) -> Prospect:
-        """Returns the cluster's cost and the account's obstacles, along with the changes.
+        """Returns the cluster's cost, obstacles in the account, and the changes.
 
         If pcluster can't report the changes, returns all of the cluster's files.
         """
@@ -198,7 +195,7 @@ class Cluster(Machines):
         )
 
     def _provide_key(self, key: str) -> None:
-        """Imports the public key as the cluster's key pair, unless it exists."""
+        """Imports the public key as the cluster's key pair, unless the key pair exists."""
         tags = [{"ResourceType": "key-pair", "Tags": pairs(own_tags(self.config.fleet_name))}]
         with passing("InvalidKeyPair.Duplicate"):
             self.calls(
@@ -219,7 +216,7 @@ class Cluster(Machines):
         return ["--cluster-name", self.name, "--cluster-configuration", str(file)]
 
     def _follow(self, gone: bool = False) -> ClusterState:
-        """Prints the cluster's events until it is stable. Returns its state."""
+        """Prints the cluster's events until it is stable, and returns its state."""
         shown, deadline = set[str](), time.monotonic() + PATIENCE
         while True:
             state = self.look()
@@ -321,8 +318,8 @@ class Cluster(Machines):
         return state.instance if self.config.fleet.aws.ssm_only else state.address
 
     def left(self) -> list[str]:
-        """Returns one line for the cluster, and one line with the cost of each resource that has
-        this config's tag.
+        """Returns a line for the cluster, and one with the cost of each resource that has this
+        config's tag.
         """
         state = self.look()
         if state and state.maker not in ("", self.config.fleet_name):
@@ -335,8 +332,9 @@ class Cluster(Machines):
 
     @told_of("some resources still exist", "run make clean again")
     def remove(self, purge: bool) -> None:
-        """Deletes the cluster, and verifies that only resources with data remain, or none with
-        `purge`.
+        """Deletes the cluster, and verifies that only resources with data remain.
+
+        With `purge`, none may remain.
 
         Raises:
             BackendError: other resources remain. The message includes their cost.
@@ -430,7 +428,7 @@ def _parsed(text: str) -> dict[str, Any]:
 
 
 def in_words(event: dict[str, Any]) -> str:
-    """Formats a CloudFormation event as one line, or "" if it is not relevant to users."""
+    """Formats a CloudFormation event as one line, or returns "" if it doesn't concern users."""
     status, kind = str(event.get("resourceStatus", "")), str(event.get("resourceType", ""))
     what = KINDS.get(kind)
     if not status or (what is None and "FAILED" not in status):

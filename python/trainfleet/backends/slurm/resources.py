@@ -1,8 +1,9 @@
-"""Reads the hardware of a cluster's nodes from sinfo (gres, features) and from one free node. Also
-defines the machines of an existing cluster.
+"""Reads the hardware of a cluster's nodes from sinfo (gres, features) and from one free node.
+
+Also defines the machines of an existing cluster.
 
 Sources: slurm.schedmd.com, sinfo.html (--format) and srun.html (--immediate). The output comes from
-another machine, so it is validated here, and its free text is in the last fields.
+another machine, so it is validated here. Its free text is in the last fields.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from ...trust.untrusted_input import show
 from ..own_machines import Standing
 from .client import SlurmClient, read_partitions
 
-# sinfo's columns: numbers first, names next, and administrators' free text last.
+# sinfo columns: numbers first, names next, and administrators' free text last
 COLUMNS = "%D|%c|%m|%R|%N|%G|%f"
 MOST_ROWS = 1000
 FREE_WITHIN = (
@@ -56,7 +57,7 @@ def read_nodes(out: str) -> list[Nodes]:
             untrusted_input.printable(word.strip()) for word in line.split("|", COLUMNS.count("|"))
         ]
         count, cores, memory, *names = words if len(words) == 7 else ["", "", "", ""]
-        # `64+` means that the values differ, and 64 is the smallest.
+        # `64+` means that the nodes differ, and 64 is the minimum
         numbers = [untrusted_input.whole(word.rstrip("+")) for word in (count, cores, memory)]
         if None not in numbers:
             count_, cores_, memory_ = (number or 0 for number in numbers)
@@ -83,8 +84,9 @@ def describe(rows: list[Nodes]) -> Iterator[str]:
 
 
 def devices_of(rows: list[Nodes]) -> Devices | None:
-    """Derives fleet.accelerator from the gres and features in sinfo's report, or returns None
-    unless exactly one accelerator model matches.
+    """Derives fleet.accelerator from the gres and features that sinfo reports.
+
+    Returns None unless exactly one accelerator model matches.
     """
     gpus = {found for row in rows if (found := gpus_of(row.gres))}
     if len(gpus) != 1:
@@ -99,8 +101,9 @@ def devices_of(rows: list[Nodes]) -> Devices | None:
 
 
 def look(engine: SlurmClient, slurm: SlurmConfig, rows: list[Nodes]) -> Facts | str:
-    """Returns the facts of one GPU node, read in a short allocation, or the reason why no node was
-    examined.
+    """Returns the facts of one GPU node, read in a short allocation.
+
+    Otherwise, returns the reason why no node was examined.
     """
     with_gpus = next((row for row in rows if gpus_of(row.gres)), None)
     if with_gpus is None:

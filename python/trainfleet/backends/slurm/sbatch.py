@@ -1,13 +1,11 @@
-"""Builds the sbatch batch script: the resources that a job requests, and the commands that its
-nodes run. Pure.
+"""Builds the sbatch batch script: the resources that a job requests, and its nodes' commands. Pure.
 
 Slurm runs the script on the first node of each allocation, and again after a requeue. The script
-ensures that each token starts only one job. It uses srun to start trainfleet.node.entrypoint on
+ensures that each token starts only one job, and uses srun to start trainfleet.node.entrypoint on
 every node. Before the time limit, ranks save and exit, and the script requeues the job. Without a
-launcher, launch/aftermath.py decides whether to restart after a failure.
-
-Sources: slurm.schedmd.com, sbatch.html and srun.html (--signal, --requeue, --export, OUTPUT
-ENVIRONMENT VARIABLES).
+launcher, launch/aftermath.py decides whether to restart after a failure. Sources:
+slurm.schedmd.com, sbatch.html and srun.html (--signal, --requeue, --export, OUTPUT ENVIRONMENT
+VARIABLES).
 """
 
 from __future__ import annotations
@@ -30,11 +28,11 @@ from ..node_script import entrypoint_words
 
 NAME = "job.sbatch"
 TOKEN = "TRAINFLEET_TOKEN"
-LONGEST_NAME = 128  # maximum characters of a job name; accounting truncates longer names
-# The claim file of a token contains its job ID: if a second job with the token finds another job's
-# ID there, it exits. The script removes stop requests left over from an earlier start, written by
-# node/supervisor.py or by this script. Signals interrupt `wait`, so the script waits again until
-# the child has exited, and only then uses the exit code.
+LONGEST_NAME = 128  # maximum characters per job name; accounting truncates longer ones
+# A token's claim file contains the job ID. If a job finds another job's ID in it, it exits. The
+# script removes stop requests that node/supervisor.py or an earlier start of this script left
+# behind. Signals interrupt `wait`, so the script waits in a loop until the child has exited, and
+# uses only the last exit code.
 BODY = """mine={start} stop={folder}/stop near=
 mkdir -p "$mine" {folder}/logs || exit
 claim={claim}
@@ -55,14 +53,14 @@ done
 AGAIN = """[ "$code$near" = 0 ] || {judge} || exit "$code"
 [ "$code$near" = 0 ] || {{ scontrol requeue "$SLURM_JOB_ID" && sleep 60; }} # Slurm ends this script
 """
-# Writes a stop request, which ranks check at each step.
+# writes a stop request, which ranks check at each step
 ASK = '[ -e "$stop" ] || echo "{engine} the time limit is near" > "$stop"'
 TERMINATE = 'scancel --signal=TERM "$SLURM_JOB_ID"'  # sends SIGTERM to the nodes' entrypoints
 ADMISSION = "trainfleet.launch.admission"
-# Preflight command on each node. Writes the node's facts to a file.
+# preflight command on each node, which writes the node's facts to a file
 LOOK = '"$@" > "$0/facts-$SLURM_NODEID"'
-# Command that starts a node. It sets the path of the node's exit code file. The first node also
-# monitors all ranks whenever there is no launcher.
+# Command that starts a node and sets the path of its exit code file. The first node also monitors
+# all ranks whenever there is no launcher.
 NODE = (
     '{exit}="$0/node-$SLURM_NODEID.exit"; export {exit}; [ "$SLURM_NODEID" != 0 ] || export '
     '{watch}={ranks}; exec "$@"'
@@ -71,8 +69,8 @@ NODE = (
 
 @dataclass(frozen=True)
 class Ground:
-    """Environment of a job: the shared folder and the Python interpreter as the nodes see them, and
-    the excluded nodes.
+    """Environment of a job: shared folder and Python interpreter as the nodes see them, and
+    excluded nodes.
     """
 
     folder: str
@@ -87,7 +85,7 @@ def script(
     environment: Mapping[str, str],
     notes: Iterable[str] = (),
 ) -> Artifact:
-    """Returns job.sbatch. The `notes` become comments at the top."""
+    """Returns job.sbatch, with `notes` as comments at the top."""
     words = ["-m", *entrypoint_words(job, PLACEMENT)]
     settings = [f"export {name}={quote(value)}" for name, value in sorted(environment.items())]
     lines = [
@@ -153,7 +151,7 @@ def _heading(job: Job, ground: Ground) -> Iterator[str]:
 
 
 def _threads(job: Job) -> Iterator[str]:
-    """Yields the line that sets the thread or worker count from Slurm's CPU count per node."""
+    """Yields the line that derives the thread or worker count from Slurm's CPU count per node."""
     if job.torchrun:
         share = f"SLURM_CPUS_ON_NODE / {job.ranks_per_node}"
         yield f"export OMP_NUM_THREADS=$(({share} > 0 ? {share} : 1))"
@@ -190,7 +188,7 @@ def _with_preflight(
 ) -> Iterator[str]:
     """Yields the script lines that run `start` in the background.
 
-    With fleet.slurm.preflight and several nodes, `start` runs only after the nodes have passed the
+    With fleet.slurm.preflight and several nodes, `start` runs only once the nodes have passed the
     preflight.
     """
     if not (config.fleet.slurm.preflight and job.torchrun and job.nodes > 1):
@@ -228,8 +226,8 @@ def _with_preflight(
 
 
 def _srun(config: Config, job: Job, ground: Ground, nodes: int) -> list[str]:
-    """Returns the srun command prefix. srun starts one task per node, with all of the job's cores
-    and devices on the node.
+    """Returns the srun command prefix, which starts one task per node with all of the job's
+    resources.
 
     --export=ALL passes sbatch's environment to the tasks. --cpu-bind=none prevents srun from
     binding each task to a single core.

@@ -2,11 +2,11 @@
 
 trainfleet.checkpoints defines which checkpoints are valid.
 
-    checkpoints   interface for the training loop
-    saving        host snapshots; background writes, commits and removal of old checkpoints
+    checkpoints   save and resume interface for the training loop
+    saving        host snapshots; background writes, commits and cleanup of old checkpoints
     resuming      verifying and loading the newest valid checkpoint; random number generators
     files         safetensors files in a store
-    checkpoint_group  collectives across all ranks, on a separate process group
+    checkpoint_group  collectives on a separate process group
     verify        full read of one checkpoint: `python -m trainfleet.engine.checkpoint.verify`
 """
 

@@ -1,7 +1,7 @@
-"""Checkpoint collectives, on a separate gloo group.
+"""Checkpoint collectives on a separate gloo group.
 
-A save can therefore communicate in the background, independently of training's collectives. If one
-rank fails, all ranks raise the same error, so no rank waits in a collective forever.
+The separate group allows a background save to communicate independently of training's collectives.
+If one rank fails, all ranks raise the same error, so that no rank blocks in a collective forever.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ import torch.distributed as dist
 from ...run.run_folder import unwritable
 from ...trust.errors import RunError, TrainfleetError
 
-# Long enough for slow disks. A dead rank is detected immediately, because its connections close.
+# Long enough for slow disks. A dead rank is detected immediately because its connections close.
 PATIENCE = timedelta(hours=1)
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class RankFailure:
-    """Failure of a checkpoint operation on one rank."""
+    """A rank's failure in a checkpoint operation."""
 
     rank: int
     what: str
     why: str
     full: bool  # whether the disk is full
-    next: str = ""  # command for the user; defaults to advice about the disk
+    next: str = ""  # what the user should do; defaults to advice about the disk
 
 
 class CheckpointError(RunError):
-    """Error of a failed checkpoint operation, raised on every rank."""
+    """Raised on every rank if a checkpoint operation fails on any of them."""
 
     def __init__(self, failures: list[RankFailure]) -> None:
         first = failures[0]
@@ -79,12 +79,12 @@ class Peers:
         return values[0]  # type: ignore[no-any-return]
 
     def all(self, what: str, work: Callable[[], T]) -> list[T]:
-        """Runs `work` on every rank and returns when all ranks are done.
+        """Runs `work` on every rank and returns once all ranks are done.
 
-        Rank 0 gets all results in rank order. Other ranks get an empty list.
+        Rank 0 gets all results in rank order, and other ranks get an empty list.
 
         Raises:
-            CheckpointError: `work` failed on any rank. Every rank raises it.
+            CheckpointError: `work` failed on a rank. Raised on every rank.
         """
         result, failure = attempt(self.rank, what, work)
         gathered = self.gather((result, failure))
@@ -93,7 +93,10 @@ class Peers:
         return [result for result, _ in gathered]  # type: ignore[misc]
 
     def one(self, what: str, work: Callable[[], T]) -> T:
-        """Runs `work` on rank 0. Every rank returns the result or raises CheckpointError."""
+        """Runs `work` on rank 0.
+
+        Every rank returns the result or raises the CheckpointError.
+        """
         result, failure = self.tell(attempt(0, what, work) if self.first else (None, None))
         if failure:
             raise CheckpointError([failure])
@@ -118,5 +121,5 @@ def attempt(rank: int, what: str, work: Callable[[], T]) -> tuple[T | None, Rank
         return None, RankFailure(
             rank, what, f"{error.head}: {error.why}" if error.why else error.head, False, error.next
         )
-    except Exception as error:  # report any error, so that no rank waits for this one
+    except Exception as error:  # catch all, because other ranks wait for the outcome
         return None, RankFailure(rank, what, f"{type(error).__name__}: {error}", False)

@@ -1,8 +1,8 @@
-"""Interface for saving and resuming in the training loop.
+"""Save and resume interface for the training loop.
 
 Checkpoint files contain the model, the optimizer's moments and every rank's random number
-generators. The marker file stores the progress. The learning rate and the next samples follow from
-the step. Optimizer settings come from the config and are never saved.
+generators. The marker file stores the progress. The learning rate and the next samples are derived
+from the step. Optimizer settings are never saved, because they come from the config.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .saving import Save, Snapshot
 
 @dataclass
 class TrainingProgress:
-    """Training progress over all attempts, with the state of the step guard and loss scale."""
+    """Training progress over all attempts, including the state of the step guard and loss scale."""
 
     step: int = 0
     samples: int = 0
@@ -59,13 +59,16 @@ class Saved:
 
 
 class Checkpoints:
-    """Background saves and resuming, for the training loop.
+    """Background saves, and resuming, for the training loop.
 
     Every method must be called on all ranks.
     """
 
     def __init__(self, run: Run, config: Config, dataset: str, world: World) -> None:
-        """Sets up saving. `dataset` identifies the training tokens."""
+        """Sets up saving.
+
+        `dataset` identifies the training data.
+        """
         self.run, self.config, self.dataset, self.world = run, config, dataset, world
         self.policy = config.checkpoint
         self.store = store_of(run, self.policy.path)
@@ -74,7 +77,7 @@ class Checkpoints:
         self.under_way: Save | None = None
         self.failed: RunError | None = None  # error of the last save
         self.done: list[Saved] = []
-        self.began = time.monotonic()  # when the last save or this attempt started
+        self.began = time.monotonic()  # start of the last save, or of this attempt
         self.asked = False  # whether checkpoint.every_seconds has already triggered a save
 
     @property
@@ -83,9 +86,9 @@ class Checkpoints:
         return self.policy.on_failure == "stop"
 
     def proposal(self) -> Proposal:
-        """Returns this rank's requests after a step.
+        """Returns this rank's save and failure requests after a step.
 
-        The vote merges all ranks' requests into one decision.
+        The vote combines all ranks' requests into one decision.
         """
         self._look()
         late = self.world.first and 0 < self.policy.every_seconds <= time.monotonic() - self.began
@@ -105,14 +108,14 @@ class Checkpoints:
         )
 
     def save(self, parts: Parts, progress: TrainingProgress, loss: float) -> None:
-        """Starts saving the current state. Training may modify the state after this returns.
+        """Starts saving the current state.
 
-        If the previous save is still running, waits for it, so that every due checkpoint is saved
-        even on a slow disk.
+        Training may modify the state once this returns. If the previous save is still running,
+        waits for it, so that no due checkpoint is dropped on a slow disk.
 
         Raises:
-            RunError: the previous save failed and checkpoint.on_failure is "stop". All ranks raise
-                it.
+            RunError: the previous save failed and checkpoint.on_failure is "stop". Raised on all
+                ranks.
         """
         self._wait()
         if self.failed and self.stops:
@@ -130,7 +133,7 @@ class Checkpoints:
         )
 
     def settle(self) -> None:
-        """Waits until no save is running.
+        """Waits until no save is in flight.
 
         Raises:
             RunError: the last save failed.
@@ -140,7 +143,7 @@ class Checkpoints:
             raise self.failed
 
     def news(self) -> list[Saved]:
-        """Returns the results of all saves that finished since the last call."""
+        """Returns the results of all saves that have finished since the last call."""
         self._look()
         done, self.done = self.done, []
         return done
@@ -151,8 +154,7 @@ class Checkpoints:
         If the run has no checkpoint, loads the weights of `train.init_from`, if set.
 
         Raises:
-            RunError: all checkpoints are damaged, or they belong to a different run than the
-                config.
+            RunError: all checkpoints are damaged, or they belong to a different run.
         """
         self.peers.one("can't remove leftovers of unfinished saves", self.store.sweep)
         found, passed = resuming.find(self.peers, self.store, self.config, self.dataset)
@@ -233,7 +235,7 @@ class Checkpoints:
         self._look()
 
     def _look(self) -> None:
-        """Records the result of the current save if it has finished."""
+        """Records the result of the save in flight if it has finished."""
         save = self.under_way
         if save is None or save.is_alive():
             return

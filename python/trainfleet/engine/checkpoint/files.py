@@ -1,6 +1,6 @@
-"""Checkpoint files in safetensors format, in a store.
+"""Reads and writes checkpoint files in safetensors format.
 
-Each rank writes one file. torch.distributed.checkpoint plans which parts each rank writes and
+Each rank writes one file. torch.distributed.checkpoint plans which pieces each rank writes and
 reads.
 """
 
@@ -47,7 +47,7 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 def write(
     store: CheckpointStore, step: int, name: str, chunks: Iterable[bytes | memoryview]
 ) -> FileSum:
-    """Writes a file of an uncommitted checkpoint. The file is durable when this returns.
+    """Durably writes a file of an uncommitted checkpoint.
 
     Returns the file's size and checksum, both computed in memory before the write.
     """
@@ -62,15 +62,12 @@ def write(
 def write_tensors(
     store: CheckpointStore, step: int, name: str, parts: CheckpointIndex, data: Mapping[str, Tensor]
 ) -> FileSum:
-    """Writes tensor pieces to a file, each under its tensor's name.
-
-    The file is durable when this returns.
-    """
+    """Durably writes tensor pieces to a file, each under its tensor's name."""
     return write(store, step, name, (index.header(parts), *(bytes_of(data[key]) for key in parts)))
 
 
 def bytes_of(tensor: Tensor) -> memoryview | bytes:
-    """Returns the bytes of a contiguous host tensor, without a copy."""
+    """Returns the bytes of a contiguous host tensor without copying them."""
     return tensor.view(-1).view(torch.uint8).numpy().data if tensor.numel() else b""
 
 
@@ -90,7 +87,7 @@ def read_piece(stream: BinaryIO, dtype: torch.dtype, piece: TensorPiece) -> Tens
 class Reader(FileSystemReader):
     """Reader for a committed checkpoint with a verified marker.
 
-    The files are treated as untrusted data and are never executed.
+    The files are untrusted data, so nothing in them is ever executed.
     """
 
     def __init__(self, store: CheckpointStore, commit: Commit) -> None:
@@ -99,7 +96,7 @@ class Reader(FileSystemReader):
 
     @cached_property
     def index(self) -> CheckpointIndex:
-        """Index of the checkpoint.
+        """The checkpoint's index.
 
         Raises:
             Broken: the index is unreadable or inconsistent.
@@ -108,7 +105,7 @@ class Reader(FileSystemReader):
 
     @cached_property
     def pieces(self) -> dict[tuple[str, Sizes], TensorPiece]:
-        """Pieces, keyed by tensor name and offsets in the tensor."""
+        """Pieces, keyed by tensor name and offset within the tensor."""
         return {
             (name, piece.offsets): piece
             for name, tensor in self.index.items()
@@ -116,7 +113,7 @@ class Reader(FileSystemReader):
         }
 
     def room(self, name: str) -> Tensor | None:
-        """Returns an uninitialized tensor with the checkpoint's shape and type.
+        """Returns an uninitialized tensor with the shape and dtype stored in the checkpoint.
 
         Returns None if the checkpoint has no tensor of that name.
         """

@@ -1,4 +1,4 @@
-"""Resumes from the newest valid checkpoint, after verifying all its checksums.
+"""Resumes from the newest valid checkpoint after verifying all its checksums.
 
 Also saves, restores and seeds a rank's random number generators.
 """
@@ -37,14 +37,14 @@ from ..parallel.rank_model import Parts, State
 from .checkpoint_group import Peers
 from .files import Reader
 
-# Padded size of the serialized state in bytes, excluding torch's generators. The state contains
-# 1,249 numbers of at most ten digits.
+# Padded size of the serialized state in bytes, excluding torch's generators. The state consists of
+# 1,249 numbers with at most ten digits each.
 WIDTH = 2**14
 
 
 @dataclass(frozen=True)
 class Damage:
-    """Damaged checkpoint that was skipped, and the reason."""
+    """Damaged checkpoint that was skipped, and what is wrong with it."""
 
     step: int
     address: str
@@ -62,9 +62,9 @@ class ResumePoint:
 def find(
     peers: Peers, store: CheckpointStore, config: Config, dataset: str
 ) -> tuple[ResumePoint | None, list[Damage]]:
-    """Finds the newest valid checkpoint and the damaged ones that are newer.
+    """Finds the newest valid checkpoint and any newer damaged ones. Must be called on all ranks.
 
-    Must be called on all ranks. Returns None in place of the valid one if there are no checkpoints.
+    Returns None for the valid one if the run has no checkpoints.
 
     Raises:
         RunError: all checkpoints are damaged, or the config belongs to a different run.
@@ -104,7 +104,7 @@ def examine(peers: Peers, store: CheckpointStore, step: int) -> Commit:
     Each rank verifies a share of the files.
 
     Raises:
-        Broken: any file is damaged. All ranks raise it.
+        Broken: a file is damaged. Raised on all ranks.
     """
     text, address = (
         peers.one("can't read a checkpoint", lambda: store.marker(step)),
@@ -122,11 +122,10 @@ def examine(peers: Peers, store: CheckpointStore, step: int) -> Commit:
 
 
 def load(peers: Peers, store: CheckpointStore, found: Commit, parts: Parts, device: Device) -> bool:
-    """Loads this rank's part of a checkpoint, which any layout may have written.
+    """Loads this rank's part of a checkpoint, whichever layout wrote it.
 
-    Returns whether the random number generators were also restored. They are restored only for the
-    same number of ranks and kind of device, because their states are specific to both. Otherwise,
-    the caller must seed them.
+    Returns whether the random number generators were also restored. Their state is specific to the
+    number of ranks and the kind of device, so if either differs, the caller must seed them.
     """
     state, rank = parts.state(), str(peers.rank)
     same = found.world_size == peers.size
@@ -143,7 +142,7 @@ def load(peers: Peers, store: CheckpointStore, found: Commit, parts: Parts, devi
 
 
 def load_weights(peers: Peers, address: str, parts: Parts, config: Config) -> str:
-    """Loads the weights of the checkpoint or folder in `train.init_from`. Returns its address."""
+    """Loads the weights that `train.init_from` names and returns their address."""
     if found := peers.one(
         "can't check train.init_from for a platform's checkpoint",
         lambda: platforms.checkpoint_at(address),
@@ -167,9 +166,9 @@ def load_weights(peers: Peers, address: str, parts: Parts, config: Config) -> st
 
 
 def load_foreign(name: str, checkpoint: Path, parts: Parts, config: Config) -> None:
-    """Loads the weights of another platform's checkpoint.
+    """Loads weights from a checkpoint written by another platform.
 
-    If the checkpoint has a config.json, the model's shape must match it.
+    If it includes a config.json, the model's shape must match.
     """
     platform = platforms.named(name)
     for folder in platform.described(checkpoint):
@@ -180,7 +179,7 @@ def load_foreign(name: str, checkpoint: Path, parts: Parts, config: Config) -> N
 def load_model(store: CheckpointStore, commit: Commit, model: nn.Module) -> None:
     """Verifies a checkpoint's checksums and loads the entire model.
 
-    Runs in one process, without collectives.
+    Runs in a single process without collectives.
     """
     if faults := [
         fault
@@ -194,9 +193,7 @@ def load_model(store: CheckpointStore, commit: Commit, model: nn.Module) -> None
 
 
 def newest(run: Run, config: Config) -> tuple[CheckpointStore, int] | None:
-    """Returns the store and step of the run's newest checkpoint that appears complete.
-
-    Returns None if the run has no checkpoint.
+    """Returns the store and step of the run's newest checkpoint that looks complete, if any.
 
     Raises:
         Broken: the run has checkpoints, but all are incomplete.
@@ -222,12 +219,12 @@ def newest(run: Run, config: Config) -> tuple[CheckpointStore, int] | None:
 
 
 def fill(state: State, reader: Reader) -> None:
-    """Reads this rank's parts of a checkpoint into the tensors of `state`.
+    """Reads this rank's pieces of a checkpoint into the tensors of `state`.
 
     Raises:
         Broken: the checkpoint is damaged, or lacks a tensor of `state`.
     """
-    reader.read_metadata()  # read first, because torch would wrap its error in another one
+    reader.read_metadata()  # read the index here, because torch would wrap the error in another one
     try:
         with warnings.catch_warnings():
             # No collectives are needed, because each rank knows which tensors it needs.
@@ -235,7 +232,7 @@ def fill(state: State, reader: Reader) -> None:
             load_parts(state, storage_reader=reader, no_dist=True)
     except (
         CheckpointException
-    ) as failure:  # not a subclass of Exception; contains torch's error and its traceback
+    ) as failure:  # not an Exception subclass; contains torch's error and traceback
         error = next(iter(failure.failures.values()))[0]
         if type(error) in (RuntimeError, ValueError):  # missing tensor or size mismatch
             raise Broken(
@@ -247,7 +244,7 @@ def fill(state: State, reader: Reader) -> None:
 
 
 def is_folder(address: str) -> bool:
-    """Returns whether an address names a Hugging Face model, on the Hub or in a folder."""
+    """Returns whether an address refers to a Hugging Face model, on the Hub or in a folder."""
     return address.startswith(HUB) or (Path(address) / shapes.CONFIG).is_file()
 
 
@@ -255,7 +252,7 @@ Load = Callable[[dict[str, torch.Size]], dict[str, torch.Tensor]]
 
 
 def load_folder(address: str, parts: Parts, shape: Model) -> None:
-    """Loads the weights of a Hugging Face folder.
+    """Loads weights from a Hugging Face model folder.
 
     Each rank reads only the tensors that its parameters need.
 
@@ -268,7 +265,7 @@ def load_folder(address: str, parts: Parts, shape: Model) -> None:
 
 
 def fill_parts(parts: Parts, shape: Model, load: Load) -> None:
-    """Loads this rank's parameters. Tied parameters are loaded once."""
+    """Loads this rank's parameters, reading tied ones only once."""
     tied = {"lm_head.weight", "head.lm_head.weight"} if shape.tie_word_embeddings else set()
     named: dict[str, Any] = {
         name: tensor for name, tensor in parts.weights().items() if name not in tied
@@ -278,7 +275,7 @@ def fill_parts(parts: Parts, shape: Model, load: Load) -> None:
 
 
 def read(device: Device) -> Tensor:
-    """Serializes the state of this rank's generators as JSON text.
+    """Serializes the state of this rank's generators as JSON.
 
     The size is constant, because the save is planned only once.
     """
@@ -301,7 +298,7 @@ def read(device: Device) -> Tensor:
 def restore(text: Tensor, device: Device) -> bool:
     """Restores all generators from the output of `read`.
 
-    Returns False and changes nothing if a different kind of device wrote the state.
+    If a different kind of device wrote the state, returns False without changing anything.
 
     Raises:
         RunError: the text is not a valid generator state.
@@ -339,7 +336,7 @@ def restore(text: Tensor, device: Device) -> bool:
 
 
 def seed_all(device: Device, seed: int, step: int, rank: int) -> None:
-    """Seeds all generators. The seed depends on the run's seed, the step and the rank."""
+    """Seeds all generators from the run's seed, the step and the rank."""
     sequence = np.random.SeedSequence((seed, step, rank)).generate_state(2)
     random.seed(int(sequence[0]))
     np.random.seed(int(sequence[0]))

@@ -1,11 +1,11 @@
 """Background checkpoint saves.
 
-A rank's part of the state is copied to the host between two steps. A background thread then writes
+Between two steps, each rank copies its part of the state to the host. A background thread writes
 and commits it while training continues.
 
-At the first save, all ranks plan together which rank writes which part. If several ranks have the
-same tensor, only one of them copies and writes it. Later saves reuse the host buffers of the first
-one, so they need no additional host memory.
+At the first save, all ranks plan together which rank writes which pieces. If several ranks hold the
+same tensor, only one of them copies and writes it. Later saves reuse the first one's host buffers,
+so they need no additional host memory.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from . import files
 from .checkpoint_group import CheckpointError, Peers, attempt
 
 NICE = 10  # niceness of the writer thread, which shares the CPU cores with training
-ROOM = 1.02  # free bytes required per byte of tensors
+ROOM = 1.02  # free disk space required, relative to the size of the tensors
 
 PLANNING = "can't plan a checkpoint"
 
 
 class Save(threading.Thread):
-    """Background save. `error` is its exception if it failed.
+    """Background save. If it failed, `error` is the exception.
 
-    Unlike an executor's threads, this one is a daemon. It never keeps the process alive, even while
-    it waits for another rank.
+    Uses a daemon thread, unlike an executor, so that it never keeps the process alive while waiting
+    for another rank.
     """
 
     def __init__(self, step: int, work: Callable[[], None]) -> None:
@@ -69,8 +69,8 @@ def write(
     Must be called on all ranks.
 
     Raises:
-        CheckpointError: raised on all ranks. Either the new checkpoint is invisible and earlier
-            ones are unchanged, or it is committed but an old one could not be removed.
+        CheckpointError: raised on all ranks. Either the new checkpoint was not committed and
+            earlier ones are intact, or it was committed but an old one could not be removed.
     """
     step = commit.step
     try:
@@ -84,7 +84,7 @@ def write(
         peers.one("can't commit a checkpoint", finish)
     except CheckpointError:
         if peers.first:
-            # If this fails, the next start or the next save of this step removes the files.
+            # If this cleanup fails, the next start or the next save of this step removes the files.
             with suppress(OSError):
                 store.abandon(step)
         raise
@@ -111,7 +111,7 @@ def begin(store: CheckpointStore, step: int, size: int) -> None:
 
 
 class Snapshot:
-    """Host copy of this rank's part of the state, updated by `take`."""
+    """Host copy of this rank's part of the state, refreshed by `take`."""
 
     def __init__(self, peers: Peers, state: State) -> None:
         """Plans the save together with all other ranks."""
@@ -125,11 +125,14 @@ class Snapshot:
 
     @property
     def size(self) -> int:
-        """Total size of all tensors in bytes. Valid only on rank 0."""
+        """Total size of all tensors in bytes, valid only on rank 0."""
         return sum(tensor.bytes_of(tensor.shape) for tensor in self.index.values())
 
     def take(self, state: State, device: Device) -> None:
-        """Copies this rank's part to the host. Training may modify the state after this returns."""
+        """Copies this rank's part of the state to the host.
+
+        Training may modify the state once this returns.
+        """
         self.planner.set_up_planner(state)
         for item in self.items:
             found, name = self.planner.resolve_data(item), item.index.fqn
@@ -141,10 +144,8 @@ class Snapshot:
         device.synchronize()
 
     def write(self, store: CheckpointStore, step: int) -> dict[str, FileSum]:
-        """Writes this rank's file to the uncommitted checkpoint, unless the rank has nothing to
-        write.
-
-        The file is durable when this returns.
+        """Durably writes this rank's file to the uncommitted checkpoint, unless the rank has no
+        pieces to write.
         """
         if not self.data:
             return {}
@@ -153,16 +154,16 @@ class Snapshot:
     def write_index(
         self, store: CheckpointStore, step: int, parts: list[dict[str, FileSum]]
     ) -> dict[str, FileSum]:
-        """Writes the index of all parts and returns all of the checkpoint's files. Rank 0 only."""
+        """Writes the checkpoint's index, and returns all of the checkpoint's files. Rank 0 only."""
         written = {name: file for part in parts for name, file in part.items()}
         text = index.render(self.index)
         return written | {index.FILE: files.write(store, step, index.FILE, [text])}
 
 
 def agree(peers: Peers, planner: DefaultSavePlanner) -> tuple[CheckpointIndex, SavePlan]:
-    """Returns the index of the entire state and this rank's save plan.
+    """Returns the index of the entire state, and this rank's save plan.
 
-    The index is empty except on rank 0.
+    The index is empty on all ranks but rank 0.
     """
     plans = peers.gather(planner.create_local_plan())
     made, failure = (
@@ -188,9 +189,8 @@ def whole_plan(
 
 
 def parts_of(share: SavePlan, rank: int) -> CheckpointIndex:
-    """Returns the pieces in a rank's file.
-
-    They are sorted by bytes per number, largest first, so that every piece is aligned.
+    """Returns the pieces in a rank's file, sorted by element size, largest first, so that all are
+    aligned.
     """
     parts = {item.index.fqn: part_of(item, index.file_of(rank)) for item in share.items}
     return dict(sorted(parts.items(), key=lambda entry: -NUMBERS[entry[1].dtype]))
@@ -200,7 +200,7 @@ def part_of(item: WriteItem, file: str) -> IndexedTensor:
     """Returns the piece that a rank writes for an item.
 
     Raises:
-        TypeError: the item is not a tensor, or its number format is not supported.
+        TypeError: the item is not a tensor, or its dtype is not supported.
     """
     data = item.tensor_data
     if data is None or data.properties.dtype not in files.NAMES:

@@ -1,7 +1,7 @@
-"""Checks every number of one checkpoint: `python -m trainfleet.engine.checkpoint.verify ADDRESS`.
+"""Checks every value in a checkpoint: `python -m trainfleet.engine.checkpoint.verify ADDRESS`.
 
 `make verify` checks the checksums first. This module checks that the index covers every tensor
-completely, that torch can read each tensor, and that all numbers are finite.
+completely, that torch can read each tensor, and that all values are finite.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main(arguments: list[str]) -> int:
 def tensors(reader: Reader) -> Iterator[tuple[str, Tensor]]:
     """Yields every tensor with its name.
 
-    Reads only one tensor at a time, because a checkpoint may exceed this machine's memory.
+    Reads one tensor at a time, because a checkpoint may not fit in this machine's memory.
     """
     for name in reader.index:
         if (tensor := reader.room(name)) is not None:

@@ -1,6 +1,6 @@
-"""Splits a model across ranks and runs training steps on the parts.
+"""Splits a model across ranks and runs its training steps.
 
-rank_model   interface of a rank's part of the model; DDP
+rank_model   interface to a rank's part of the model; DDP
 parallelize  all other layouts: tensor slices, pipeline stages, initial weights, recomputation, fp8,
              compilation and sharding, applied in this order
 tensor       tensor and sequence parallelism with DTensor; context parallelism
@@ -23,10 +23,10 @@ __all__ = ["Parts", "Replicas", "arrange"]
 
 
 def arrange(config: Config, world: World) -> Parts:
-    """Creates this rank's part of the model and its optimizer. Must be called on all ranks.
+    """Creates this rank's part of the model, and its optimizer. Must be called on all ranks.
 
-    Uses DDP if the layout does not split the model and ranks compute with fp32 weights. DDP is then
-    the fastest layout, by far on CPUs (tests/bench/LOG.md).
+    Uses DDP if the layout does not split the model and weights are fp32. DDP is the fastest option
+    for such layouts, especially on CPUs (tests/bench/LOG.md).
     """
     if world.device.lazy:
         parts: Parts = platforms.arrange(world.device.kind, config, world)
@@ -40,7 +40,7 @@ def arrange(config: Config, world: World) -> Parts:
         and config.train.param_dtype == "fp32"
     )
     if divided or not (casts or precision == torch.float32):
-        from .parallelize import divide  # late, because pipelining and FSDP are slow to import
+        from .parallelize import divide  # deferred: pipelining and FSDP are slow to import
 
         return divide(config, world.device, precision)
     return Replicas(config, world, precision)

@@ -1,11 +1,10 @@
-"""Block-by-block transformations: initial weights, fp8, recomputation, compilation, sharding.
+"""Per-block transformations: initial weights, fp8, recomputation, compilation, sharding.
 
-With fp8, torchao computes the blocks' matmuls in the forward and backward passes. Inputs and
-weights are rounded to e4m3, gradients to e5m2 (Micikevicius et al. 2022, arXiv:2209.05433). Each
-tensor is scaled by its current maximum. Parameters and checkpoints are the same as without fp8.
-
-Attention, norms, the embedding and the output layer stay in bf16. The last two lose the most
-accuracy in fp8.
+With fp8, torchao computes the blocks' matmuls, both forward and backward. Inputs and weights are
+cast to e4m3 and gradients to e5m2 (Micikevicius et al. 2022, arXiv:2209.05433), with each tensor
+scaled by its current maximum. Parameters and checkpoints are the same as without fp8. Attention,
+norms, the embedding and the output layer stay in bf16. The last two would lose the most accuracy in
+fp8.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ MULTIPLE = 16
 def recompute(blocks: Iterable[nn.Module], how: str | float, device: Device) -> None:
     """Reduces the activations that blocks keep for the backward pass.
 
-    `full` keeps only a block's input. `selective` also keeps results that are expensive to
+    `full` keeps only each block's input. `selective` also keeps results that are expensive to
     recompute. A number is a memory budget, which `compile_blocks` applies instead.
     """
     if how not in ("full", "selective"):
@@ -63,9 +62,9 @@ def keep(
     *arguments: object,
     **named: object,
 ) -> CheckpointPolicy:
-    """Returns the policy for an operation under selective recomputation.
+    """Returns the selective recomputation policy for an operation.
 
-    Results of expensive operations, such as matmuls and attention, are kept.
+    Keeps the results of expensive operations, such as matmuls and attention.
     """
     return CheckpointPolicy.MUST_SAVE if operation in costly else CheckpointPolicy.PREFER_RECOMPUTE
 
@@ -75,19 +74,17 @@ def compile_blocks(
 ) -> None:
     """Compiles each block separately, so that blocks of the same shape share code.
 
-    Also compiles the loss if `loss` is true.
-
-    If `how` is a number, a block keeps at most that fraction of the activations that the compiler
-    would keep for speed. The loss keeps all of them, because its backward pass follows immediately.
-
-    Compiled code is cached in the project's folder for later runs.
+    Also compiles the loss if `loss` is true. If `how` is a number, each block keeps at most that
+    fraction of the activations that the compiler would save by default. The loss keeps all of them,
+    because its backward pass follows immediately. Compiled code is cached in the project's folder
+    for later runs.
     """
-    # torch's default cache folder, which is local to this machine
+    # torch's default cache folder, local to this machine
     own = f"{tempfile.gettempdir()}/torchinductor_"
     if os.environ.get(CACHE, own).startswith(own):
         os.environ[CACHE] = str(COMPILED.absolute())
     for block in blocks:
-        # Batches of a different size, such as the last validation batch, are compiled separately.
+        # Batches of another size, such as the last validation batch, are compiled separately.
         compiled = device.compiled(block._call_impl)
         if not isinstance(how, str):
             # The compiler reads the budget when the first batch arrives.
@@ -105,15 +102,14 @@ def shard(
     precision: torch.dtype,
     device: Device,
 ) -> None:
-    """Shards the weights over a mesh and averages gradients over its ranks (Zhao et al. 2023,
+    """Shards the weights over a mesh and averages gradients across its ranks (Zhao et al. 2023,
     FSDP).
 
-    With ZeRO 3 (`frees`), a block's weights are freed after its forward pass and gathered again for
+    With ZeRO 3 (`frees`), each block's weights are freed after its forward pass and regathered for
     its backward pass. The last block keeps its weights, because its backward pass comes next.
 
     With ZeRO 1, and in a pipeline, weights stay gathered from a step's first forward pass to its
-    last backward pass. In that case, only the optimizer's state and the weights that it updates are
-    sharded.
+    last backward pass. Only the optimizer state and the weights that it updates are sharded.
     """
     # Imported late, because the import is slow and DDP does not need it.
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -126,7 +122,7 @@ def shard(
 
 
 def convert(blocks: Iterable[nn.Module], device: Device) -> None:
-    """Converts the blocks' linear layers to fp8 matmuls if their sizes allow it.
+    """Converts the blocks' linear layers to fp8 matmuls where their sizes allow it.
 
     The parameter objects stay the same.
 
@@ -163,10 +159,11 @@ def is_taken(module: nn.Module, name: str) -> bool:
 
 @torch.no_grad()
 def draw(model: Network, seed: int, device: Device, format_: torch.dtype) -> None:
-    """Allocates the model's parameters on the device and initializes them.
+    """Allocates the model's parameters on the device and initializes them, independently of the
+    layout.
 
-    The values do not depend on the layout. To initialize a slice, the rank draws the entire matrix
-    and keeps only the slice. Peak memory is therefore the rank's part plus one entire matrix.
+    To initialize a slice, the rank draws the full matrix and keeps only the slice. Peak memory is
+    therefore the rank's part plus one full matrix.
     """
     made: dict[int, nn.Parameter] = {}
     for prefix, module in model.named_modules():

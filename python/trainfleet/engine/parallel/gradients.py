@@ -1,4 +1,4 @@
-"""Device mesh, and scaling, norm and clipping of gradients that are sharded across ranks."""
+"""Device mesh, and loss scaling, norm and clipping for gradients that are sharded across ranks."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch.distributed.tensor import DTensor
 from ...config import Config
 from ...devices import Device
 
-# Dimensions from the slowest to the fastest links. Ranks in `tensor` share a node; ranks in
-# `pipeline` are on different nodes.
+# Mesh dimensions, from the slowest links to the fastest. Ranks along `tensor` share a node, and
+# ranks along `pipeline` are on different nodes.
 DIMENSIONS = ("pipeline", "replicate", "shard", "tensor")
 
 
 def scaled(loss: Tensor, scale: Tensor | None) -> Tensor:
-    """Returns the loss for the backward pass, multiplied by the loss scale if there is one."""
+    """Returns the loss for the backward pass, multiplied by the loss scale if one is set."""
     return loss if scale is None else loss * scale
 
 
@@ -38,13 +38,13 @@ def unscale(parameters: Iterable[Tensor], scale: Tensor) -> None:
 def clip(
     parameters: Iterable[Tensor], limit: float, mesh: Mesh, copies: frozenset[int] = frozenset()
 ) -> Tensor:
-    """Clips gradients to the global norm `limit` and returns the norm before clipping.
+    """Clips gradients to the global norm `limit` and returns the original norm as a device tensor.
 
-    The norm is a device tensor, and the host never waits for the device. A limit of 0 disables
-    clipping.
+    Never makes the host wait for the device. A limit of 0 disables clipping.
 
-    Each element counts exactly once in the norm: partial norms are summed over the ranks that shard
-    a parameter. Parameters with ids in `copies` are excluded, because another rank counts them.
+    Each element counts exactly once in the norm: partial norms are summed across the ranks that
+    shard a parameter. Parameters with ids in `copies` are excluded, because another rank counts
+    them.
     """
     parameters = [parameter for parameter in parameters if parameter.grad is not None]
     total = norm(parameters, mesh, copies)
@@ -73,7 +73,7 @@ def norm(parameters: list[Tensor], mesh: Mesh, copies: frozenset[int]) -> Tensor
 
 
 def divided(parameter: Tensor) -> tuple[str, ...]:
-    """Returns the mesh dimensions that shard a parameter."""
+    """Returns the mesh dimensions along which a parameter is sharded."""
     if not isinstance(parameter, DTensor):
         return ()
     names = parameter.device_mesh.mesh_dim_names or ()
@@ -99,12 +99,10 @@ def local(parameter: Tensor) -> Tensor:
 
 
 class Mesh:
-    """Grid of ranks, pipeline x replicate x shard x tensor, and this rank's position in it.
+    """Grid of ranks (pipeline x replicate x shard x tensor), and this rank's position in it.
 
-    Must be created on all ranks.
-
-    Context-parallel ranks are adjacent in `shard`. They have the same weights but different tokens,
-    so FSDP treats them like data-parallel ranks.
+    Must be created on all ranks. Context-parallel ranks are adjacent along `shard`. They hold the
+    same weights but different tokens, so FSDP treats them as data-parallel ranks.
     """
 
     def __init__(self, config: Config, device: Device) -> None:
@@ -119,16 +117,16 @@ class Mesh:
         )
         self.stage, replica, shared, _ = (int(index) for index in self.grid.get_coordinate() or ())
         self.context = shared % layout.context
-        # index of this rank's share among the `ways` shares of the global batch
+        # this rank's data-parallel index, in range(ways)
         self.data = replica * layout.fsdp + shared // layout.context
         self.context_group = self._context_group()
 
     def group(self, dimension: str) -> dist.ProcessGroup:
-        """Returns the group of ranks that differ from this one only in the given dimension."""
+        """Returns this rank's process group along the given mesh dimension."""
         return self.grid.get_group(dimension)
 
     def sharing(self) -> DeviceMesh:
-        """Returns the mesh of ranks with the same part of the model.
+        """Returns the mesh of ranks that hold the same part of the model.
 
         It has one dimension, or two if shards are replicated.
         """

@@ -1,4 +1,4 @@
-"""Splits a model across ranks by the configured layout and runs batches through the parts."""
+"""Splits a model across ranks by the configured layout, and runs batches through the parts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .rank_model import TorchParts
 def divide(config: Config, device: Device, precision: torch.dtype) -> Division:
     """Creates this rank's part of the model. Must be called on all ranks.
 
-    The order matters: matrices are sliced before anything wraps a block. Recomputation and fp8 come
+    The order matters: matrices are sliced before blocks are wrapped, recomputation and fp8 come
     before compilation, and sharding comes after it. No rank ever holds the entire model.
     """
     train, layout, mesh = config.train, config.train.parallelism, Mesh(config, device)
@@ -54,7 +54,7 @@ def divide(config: Config, device: Device, precision: torch.dtype) -> Division:
     blocks.recompute(blocks_of(model), train.recomputation, device)
     if precision == PRECISIONS["fp8"]:
         blocks.convert(blocks_of(model), device)
-        precision = torch.bfloat16  # format of everything outside the fp8 matmuls
+        precision = torch.bfloat16  # dtype of everything outside the fp8 matmuls
     if train.compile:
         blocks.compile_blocks(
             model,
@@ -64,7 +64,7 @@ def divide(config: Config, device: Device, precision: torch.dtype) -> Division:
             loss=layout.tensor * layout.pipeline == 1,
         )
     if mesh.sharing().size() > 1 or precision != format_:
-        # In a pipeline, ZeRO 3 would free and regather weights for every micro-batch.
+        # In a pipeline, ZeRO 3 would free and regather the weights for every micro-batch.
         frees = layout.zero_stage == 3 and layout.pipeline == 1
         for stage in stages:
             blocks.shard(stage, blocks_of(stage), mesh.sharing(), frees, precision, device)
@@ -89,7 +89,10 @@ def tied_names(model: nn.Module) -> list[str]:
 
 
 class Division(TorchParts):
-    """This rank's part of a split model. Parameters keep their names from the entire model."""
+    """This rank's part of a split model.
+
+    Parameters keep the names that they have in the full model.
+    """
 
     model: Network
     whole = None
@@ -106,8 +109,7 @@ class Division(TorchParts):
     ) -> None:
         """Creates this rank's part.
 
-        `tied` lists parameters shared by embedding and head. `precision` is the matmul number
-        format.
+        `tied` lists parameters shared by embedding and head. `precision` is the matmul dtype.
         """
         super().__init__(
             model,
@@ -128,8 +130,8 @@ class Division(TorchParts):
             self.tie = Tie(model, tied, mesh) if tied else None
 
     def listen(self, watch: Stopwatch) -> None:
-        # In a pipeline, passes of several micro-batches overlap, so no single gradient is the last
-        # one.
+        # In a pipeline, the passes of several micro-batches overlap, so no single gradient is known
+        # to be the last.
         if self.mesh.grid.size() > 1 and not self.pipeline:
             watch.hear(self.model.get_submodule(self.model.plan.first[0]))
         if self.mesh.sharing().size() > 1 and not self.pipeline:
@@ -147,7 +149,7 @@ class Division(TorchParts):
                     loss += self._pass(batch, left, watch)
         if self.tie:
             self.tie.settle()
-        # Only the last stage has a loss. This factor makes the mean over all ranks correct.
+        # Only the last stage has a loss, so this factor corrects the mean over all ranks.
         return loss * self.mesh.layout.pipeline
 
     def _pass(self, batch: MicroBatch, left: int, watch: Stopwatch) -> Tensor:
@@ -163,12 +165,12 @@ class Division(TorchParts):
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[MicroBatch], most: int) -> Tensor:
-        """Returns this rank's share of the summed loss, which is 0 except on the last stage.
+        """Returns this rank's term of the summed loss, which is 0 except on the last stage.
 
-        Tensor-parallel ranks compute the same loss, so each returns an equal share of it.
+        Tensor-parallel ranks compute the same loss, so each returns an equal fraction of it.
 
-        All ranks must run the model the same number of times. A rank with fewer than `most`
-        sequences adds padding, which does not count.
+        All ranks must run the same number of forward passes, so a rank with fewer than `most`
+        sequences adds padding, which the loss ignores.
         """
         total = torch.zeros((), dtype=self.device.loss_sums, device=self.device.torch_device)
         self.model.eval()
@@ -187,7 +189,7 @@ class Division(TorchParts):
         return total / self.mesh.layout.tensor
 
     def _reshard(self) -> None:
-        """Frees weights gathered for a forward pass that has no backward pass."""
+        """Frees weights that were gathered for a forward pass without a backward pass."""
         for stage in self.stages:
             for module in stage.modules():
                 if isinstance(module, FSDPModule):
@@ -206,12 +208,12 @@ class Division(TorchParts):
         )
 
     def part(self, batch: MicroBatch) -> MicroBatch:
-        """Restricts a batch to this rank's positions in the sequence."""
+        """Selects this rank's token positions from a batch."""
         positions, self.like = self.model.positions, batch
         if self.mesh.context_group is None or positions is None:
             return batch
         return batch.each(lambda tokens: tokens.index_select(1, positions))
 
     def _sliced(self) -> AbstractContextManager[None]:
-        """Returns a context in which the loss is computed on vocabulary-sharded logits."""
+        """Returns a context in which the loss accepts vocab-parallel logits."""
         return loss_parallel() if self.mesh.layout.tensor > 1 else nullcontext()

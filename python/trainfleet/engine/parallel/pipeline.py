@@ -19,7 +19,7 @@ from .tensor import find_tied
 
 
 class Absent(nn.Module):
-    """Placeholder for a module of another stage. It returns its first argument."""
+    """Placeholder for a module that belongs to another stage. Returns its first argument."""
 
     def forward(self, x: Tensor, *others: object) -> Tensor:
         return x
@@ -40,9 +40,9 @@ class StageModule(nn.Module):
 
 
 def cut(model: Network, stages: int, kept: list[int]) -> list[StageModule]:
-    """Reduces the model to the stages in `kept` and returns one module per kept stage.
+    """Strips the model down to the stages in `kept` and returns one module per kept stage.
 
-    Parameters keep their names, so checkpoints do not depend on the cut.
+    Parameters keep their names, so checkpoints do not depend on the stages.
     """
     last, spare, views = stages - 1, spare_of(model), []
     for stage in kept:
@@ -65,9 +65,9 @@ def cut(model: Network, stages: int, kept: list[int]) -> list[StageModule]:
 
 
 def spare_of(model: Network) -> tuple[str, ...]:
-    """Returns the first stage's modules that the last stage does not need.
+    """Returns the first-stage modules that the last stage can drop.
 
-    The last stage still needs modules with weights tied to its own.
+    The last stage must keep modules with weights tied to its own.
     """
     owners = {owner for owner, _ in find_tied(model).values()}
     found = []
@@ -110,11 +110,10 @@ def _remove(model: Network, names: tuple[str, ...]) -> None:
 class Linked(PipelineStage):
     """Pipeline stage with workarounds for two torch bugs.
 
-    torch 2.9 sends int64 but receives fp32 at setup, so gloo aborts the process (8 bytes instead of
-    4). This class uses fp32 for both.
-
-    torch 2.9 to 2.11 also run a stage once, with dropout, to infer shapes. That would give a
-    resumed run different random numbers, so this class restores the generators afterwards.
+    During setup, torch 2.9 sends int64 but receives fp32, so gloo aborts the process (8 bytes
+    instead of 4). This class uses fp32 on both sides. torch 2.9 to 2.11 also run each stage once,
+    with dropout, to infer shapes. A resumed run would then get different random numbers, so this
+    class restores the generators afterwards.
     """
 
     def __init__(
@@ -138,7 +137,7 @@ class Linked(PipelineStage):
 
 
 class Pipeline:
-    """This rank's stages, and the schedule that runs a step through all stages."""
+    """This rank's stages, and the schedule that runs a step through the whole pipeline."""
 
     def __init__(
         self, stages: list[StageModule], mesh: Mesh, micro_batches: int, device: Device
@@ -155,8 +154,8 @@ class Pipeline:
         self.head = stages[-1].part
         self.reduction = "mean"
         self.scale: Tensor | None = None
-        # Without this option, torch keeps the outputs of all micro-batches until the step ends.
-        # torch 2.9 lacks the option.
+        # Otherwise, torch keeps the outputs of all micro-batches until the step ends. torch 2.9
+        # lacks this option.
         self.lean: dict[str, Any] = (
             {"return_outputs": False}
             if "return_outputs" in signature(Schedule1F1B.step).parameters
@@ -208,16 +207,16 @@ class Pipeline:
 
 
 def numbers_of(mesh: Mesh) -> list[int]:
-    """Returns the numbers of this rank's stages.
+    """Returns the stage numbers of this rank.
 
-    With interleaving, a rank has several stages, which are `pipeline` stages apart (Narayanan et
-    al. 2021).
+    With interleaving, a rank has several stages, spaced `pipeline` stages apart (Narayanan et al.
+    2021).
     """
     return [mesh.stage + turn * mesh.layout.pipeline for turn in range(mesh.layout.virtual_stages)]
 
 
 class Tie:
-    """Weights shared by the first and last stage. Each stage gets the sum of both gradients."""
+    """Weights shared by the first and last stage, which both get the sum of their gradients."""
 
     def __init__(self, model: Network, names: list[str], mesh: Mesh) -> None:
         """Creates the process groups. Must be called on all ranks."""
@@ -227,7 +226,7 @@ class Tie:
                 self.group = group
         held = dict(model.named_parameters())
         self.shared = [held[name] for name in names if name in held]
-        # The gradient norm counts shared weights once, on the first stage.
+        # the gradient norm counts tied weights only once, on the first stage
         self.copies = frozenset(id(parameter) for parameter in self.shared if mesh.stage > 0)
 
     def settle(self) -> None:

@@ -1,4 +1,4 @@
-"""Interface of a rank's part of the model, base class for torch layouts, and DDP."""
+"""Interface to a rank's part of the model, base class of the torch layouts, and DDP."""
 
 from __future__ import annotations
 
@@ -28,41 +28,41 @@ from ..world import World
 from . import blocks, gradients
 
 State = dict[str, Any]
-# Optimizer state is keyed by parameter name, so that ranks with different parameters, such as
-# pipeline stages, can save and load together.
+# Keys optimizer state by parameter name, so that ranks with different parameters, such as pipeline
+# stages, can save and load together.
 BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)
-MOMENTS = "state."  # prefix of optimizer entries that are state, not settings
+MOMENTS = "state."  # prefix of entries with optimizer state, as opposed to settings
 
 
 class Parts(Protocol):
-    """A rank's part of the model and its optimizer.
+    """A rank's part of the model, and its optimizer.
 
-    Every method must be called on all ranks, except `broken`.
+    Every method except `broken` must be called on all ranks.
     """
 
-    data: int  # index of this rank's share among the `ways` shares of the global batch
+    data: int  # this rank's data-parallel index, in range(ways)
     ways: int
     # fp16 loss scale (engine/step_guard.py); gradients are divided by it before clipping
     scale: Tensor | None
 
     @property
     def whole(self) -> Network | None:
-        """Entire model, or None if this rank has only a part of it."""
+        """The entire model, or None if this rank holds only part of it."""
         ...
 
     def listen(self, watch: Stopwatch) -> None:
         """Registers a hook that records when a backward pass computes its last gradient.
 
-        Does nothing if the layout can't observe that.
+        Does nothing if the layout can't observe it.
         """
         ...
 
     def train(self, batches: Iterator[tuple[int, MicroBatch]], watch: Stopwatch) -> Tensor:
-        """Computes the gradients of the global batch's mean loss and returns this rank's share of
-        it.
+        """Runs forward and backward over this rank's micro-batches.
 
-        `batches` yields this rank's micro-batches, each with the number of remaining ones. The
-        global loss is the mean of all ranks' shares.
+        Accumulates the gradient of the global mean loss. Returns this rank's term of the global
+        loss, which is the mean over all ranks' terms. `batches` yields (micro-batches left,
+        micro-batch).
         """
         ...
 
@@ -76,17 +76,15 @@ class Parts(Protocol):
         ...
 
     def evaluate(self, batches: Iterable[MicroBatch], most: int) -> Tensor:
-        """Returns this rank's share of the loss, summed over the batches of all ranks.
+        """Returns this rank's term of the summed loss, which is the sum over all ranks' terms.
 
-        All ranks' shares add up to the total. `most` is the maximum number of sequences on any
-        rank.
+        `most` is the maximum number of sequences on any rank.
         """
         ...
 
     def state(self) -> State:
-        """Returns the live tensors of the model and optimizer.
-
-        Their names do not depend on the layout.
+        """Returns the live tensors of the model and optimizer, with names independent of the
+        layout.
         """
         ...
 
@@ -101,12 +99,12 @@ class Parts(Protocol):
     def set_weights(self, weights: Mapping[str, Tensor], whole: bool = False) -> None:
         """Loads tensors with the same structure as `weights()`.
 
-        If `whole`, the tensors are complete, and each rank takes its slices.
+        If `whole`, the tensors are unsharded, and each rank takes its slices.
         """
         ...
 
     def broken(self) -> list[str]:
-        """Returns the names of this rank's parameters with non-finite values.
+        """Returns the names of this rank's parameters that contain non-finite values.
 
         Waits for the device.
         """
@@ -114,7 +112,7 @@ class Parts(Protocol):
 
 
 class TorchParts:
-    """Base class of all layouts with a torch model and optimizer."""
+    """Base class for all layouts that use a torch model and optimizer."""
 
     scale: Tensor | None = None
 
@@ -128,7 +126,7 @@ class TorchParts:
         self.model, self.optimizer, self.limit = model, optimizer, limit
 
     def clip(self, limit: float) -> Tensor:
-        """Clips gradients to the global norm `limit` and returns the norm before clipping.
+        """Clips gradients to the global norm `limit` and returns the original norm.
 
         A limit of 0 disables clipping.
         """
@@ -178,7 +176,7 @@ class TorchParts:
 
 
 class Replicas(TorchParts):
-    """Data-parallel layout (DDP) with the entire model on every rank.
+    """Data-parallel layout (DDP), with the entire model on every rank.
 
     Gradients are averaged in buckets during the backward pass.
     """
@@ -188,7 +186,7 @@ class Replicas(TorchParts):
     def __init__(
         self, config: Config, world: World, precision: torch.dtype = torch.float32
     ) -> None:
-        """Creates the model. `precision` is the autocast format of matmuls."""
+        """Creates the model. `precision` is the autocast dtype."""
         self.device, train = world.device, config.train
         self.precision = precision
         self.data, self.ways = world.rank, world.size
@@ -205,8 +203,8 @@ class Replicas(TorchParts):
         if world.size > 1:
             self.shared = DistributedDataParallel(self.model, gradient_as_bucket_view=True)
         self._settle_buckets()
-        # Compile only after `_settle_buckets`. Otherwise torch would compile for its two tokens
-        # first, then for dynamic shapes.
+        # Compile only after `_settle_buckets`. Otherwise, torch would compile for its two tokens
+        # first, and for dynamic shapes after that.
         if train.compile:
             blocks.compile_blocks(self.model, parts, train.recomputation, self.device)
 
@@ -219,12 +217,12 @@ class Replicas(TorchParts):
             watch.hear(self.model.get_submodule(self.model.plan.first[0]))
 
     def _settle_buckets(self) -> None:
-        """Makes DDP rebuild its buckets now, using a two-token backward pass with discarded
-        gradients.
+        """Makes DDP rebuild its buckets now, by running a backward pass on two tokens and
+        discarding the gradients.
 
         DDP rebuilds its buckets after the first backward pass, and gloo's summation order depends
-        on a gradient's position in its bucket. Without this, the first step after a resume differs
-        in the last bits from an uninterrupted run (observed with 4 ranks).
+        on a gradient's position in its bucket. Otherwise, the first step after a resume would
+        differ in the last bits from an uninterrupted run (observed with 4 ranks).
         """
         tokens = torch.zeros((1, 2), dtype=torch.int64, device=self.device.torch_device)
         self.shared(tokens, targets=tokens).backward()

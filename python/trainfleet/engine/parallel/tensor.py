@@ -1,9 +1,9 @@
 """Tensor and sequence parallelism with DTensor, and context parallelism.
 
-With context parallelism, each rank has a part of every sequence. For attention, it gathers the
-other ranks' keys and values. With grouped-query attention, these are small compared to the queries.
-The method supports any kind of attention and requires only an all-gather. Llama 3 was trained this
-way (Grattafiori et al. 2024, arXiv:2407.21783, section 3.3.2).
+With context parallelism, each rank holds a part of every sequence, and gathers the other ranks'
+keys and values for attention. With grouped-query attention, keys and values are small compared to
+the queries. This method works with any kind of attention and requires only an all-gather. Llama 3
+was trained this way (Grattafiori et al. 2024, arXiv:2407.21783, section 3.3.2).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PART, WHOLE = Shard(1), Replicate()  # placements along the sequence, dimension 
 def split(model: Network, mesh: DeviceMesh) -> None:
     """Slices every matrix for tensor parallelism.
 
-    Between modules, each rank's hidden state covers only its part of the sequence.
+    Between modules, each rank's hidden state covers only part of the sequence.
     """
     tied = find_tied(model)
     for module in model.modules():
@@ -49,7 +49,7 @@ def split(model: Network, mesh: DeviceMesh) -> None:
 def styles(plan: ParallelPlan) -> dict[str, ParallelStyle]:
     """Returns the parallel style of each module.
 
-    Only the logits remain a DTensor, because the loss is computed on vocabulary slices.
+    Only the logits stay a DTensor, because the loss is vocab-parallel.
     """
     found: dict[str, ParallelStyle] = {}
     for name in plan.embeddings:
@@ -77,7 +77,7 @@ class GatherInput(ParallelStyle):
     """Parallel style that gathers a module's first input along the sequence.
 
     The backward pass reduce-scatters the input's gradient. A replicated module (`alike`) receives a
-    plain tensor instead of a DTensor, so that each rank computes its entire gradient.
+    plain tensor instead of a DTensor, so that each rank computes its full gradient.
     """
 
     def __init__(self, alike: bool = False) -> None:
@@ -97,7 +97,9 @@ class GatherInput(ParallelStyle):
 
 
 def find_tied(model: nn.Module) -> dict[nn.Module, tuple[nn.Module, str]]:
-    """Returns the owning module and the parameter name for each module with a tied parameter."""
+    """Returns the owner and parameter name of the shared weight, for each module with a tied
+    parameter.
+    """
     owners: dict[int, nn.Module] = {}
     found = {}
     for module in model.modules():
@@ -111,8 +113,8 @@ def find_tied(model: nn.Module) -> dict[nn.Module, tuple[nn.Module, str]]:
 def positions(length: int, rank: int, ranks: int) -> Tensor:
     """Returns a rank's token positions in a sequence.
 
-    A sequence is cut into 2 R pieces. Rank r has the r-th piece from the start and the r-th from
-    the end. This balances the load, because later pieces cost more in causal attention.
+    The sequence is cut into 2 R pieces. Rank r gets the r-th piece from the start and the r-th from
+    the end, which balances the load, because later pieces cost more in causal attention.
     """
     pieces = torch.arange(length).chunk(2 * ranks)
     return torch.cat((pieces[rank], pieces[2 * ranks - 1 - rank]))
@@ -137,7 +139,7 @@ def spread(
 
 
 class GatheredAttend(nn.Module):
-    """Context-parallel attention: this rank's queries attend to the keys of all ranks."""
+    """Context-parallel attention, in which this rank's queries attend to all ranks' keys."""
 
     def __init__(self, whole: Attend, rank: int, group: dist.ProcessGroup, order: Tensor) -> None:
         super().__init__()
