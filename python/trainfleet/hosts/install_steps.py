@@ -425,9 +425,7 @@ def steps(facts: Facts, wanted: Wanted, *, head: bool) -> tuple[InstallStep, ...
 
 
 def same_version(found: str, wanted: str) -> bool:
-    """Returns whether a package has the desired version, ignoring a distribution suffix such as
-    `-1` or `~jammy`.
-    """
+    """Returns whether a package has the desired version, ignoring a suffix such as `~jammy`."""
     return found == wanted or found.startswith((f"{wanted}-", f"{wanted}~", f"{wanted}+"))
 
 
