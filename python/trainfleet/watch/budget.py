@@ -1,9 +1,9 @@
 """Tracks a run's cost against its budget. The cost is computed from the run's events as hours times
 prices.
 
-Using only events means that no cost is lost when a launcher dies, and every reader computes the
-same total. If machines are created for the run, the bill comes from plan/estimate.py. It includes
-an estimate for set-up and charges nodes by the hour. Between launches, nodes are charged until
+Because only events count, a launcher's death loses no cost, and every reader computes the same
+total. If machines are created for the run, the bill comes from plan/estimate.py. It includes an
+estimate for set-up and charges nodes by the hour. Between launches, nodes are charged until
 fleet.idle_minutes removes them. Other resources are charged for the same hours plus queue time. A
 run is stopped early enough that its budget still covers its nodes until their removal.
 """
@@ -127,8 +127,8 @@ def node_hours(
 def hours_beside(
     events: Iterable[Record], now: float | None = None, lingers: float = 0.0, under_way: bool = True
 ) -> float:
-    """Returns the hours for which a run pays for resources other than nodes: the hours with nodes
-    plus queue time.
+    """Returns the hours during which a run pays for resources other than nodes: node time plus
+    queue time.
     """
     alone = (
         {**event, "nodes": 1} if "nodes" in event else event

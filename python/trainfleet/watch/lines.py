@@ -298,7 +298,7 @@ def time_of_day(moment: float) -> float:
 
 
 def is_closing(text: str) -> bool:
-    """Returns whether the line reports that the work ended successfully."""
+    """Returns whether the line reports successful completion."""
     return _CLOSING.search(text) is not None
 
 
@@ -310,5 +310,5 @@ def is_progress(text: str) -> bool:
 
 
 def is_calm(text: str) -> bool:
-    """Returns whether the line is neither a complaint nor part of one."""
+    """Returns whether the line neither reports a problem nor continues a message that does."""
     return bool(text.strip()) and not text[0].isspace() and _CAUTION.search(text) is None
