@@ -117,7 +117,8 @@ class Kernel:
 
 
 def oom_kills() -> int:
-    """Returns the number of processes in this control group that were killed at its memory limit.
+    """Returns the number of processes in this control group that were killed at its memory
+    limit.
     """
     with contextlib.suppress(OSError, StopIteration, ValueError):
         group = next(

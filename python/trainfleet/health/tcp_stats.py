@@ -7,8 +7,8 @@ heartbeats/links-<i>   node i's addresses, and for each peer the RTT in millisec
                        the file every EVERY seconds (health/heartbeat.py)
 
 The kernel reports the statistics over netlink (sock_diag(7)), in tcp_info (linux/tcp.h), to which
-new fields are only ever appended. EFA and InfiniBand traffic bypasses the kernel and is not counted.
-Nothing is recorded on systems other than Linux. Standard library only.
+new fields are only ever appended. EFA and InfiniBand traffic bypasses the kernel, so it is not
+counted. Nothing is recorded on systems other than Linux. Standard library only.
 """
 
 from __future__ import annotations
@@ -204,7 +204,8 @@ def slow_nodes(before: Links, now: Links, slower: bool = True) -> dict[int | Non
 
 
 def _words(ms: float, lost: float, usual_ms: float, usual_lost: float, slower: bool) -> str:
-    """Describes what is wrong with links of this RTT and loss rate, or returns "" if they are fine.
+    """Describes what is wrong with links of this RTT and loss rate, or returns "" if they are
+    fine.
     """
     least_ms, least_lost = (SLOW_MS, LOSSY) if slower else (CLEARLY_SLOW_MS, CLEARLY_LOSSY)
     if lost >= max(least_lost, LOSSY_TIMES * usual_lost):

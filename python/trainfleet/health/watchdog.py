@@ -369,7 +369,8 @@ class Sentry:
         return {rank: beat for rank, beat in self.beats.new().items() if 0 <= rank < self.ranks}
 
     def newly_slow(self) -> list[Beat]:
-        """Returns the latest heartbeats of ranks that have become stragglers since the last call.
+        """Returns the latest heartbeats of ranks that have become stragglers since the last
+        call.
         """
         return self.dog.slow()
 

@@ -92,7 +92,8 @@ def _read(folder: Path, written: int) -> Lesson | None:
 
 
 def _lesson(config: Config, results: Record, metrics: list[Record]) -> Lesson | None:
-    """Returns the run's Lesson, or None if the run was too short or other load interfered with it.
+    """Returns the run's Lesson, or None if the run was too short or other load interfered with
+    it.
     """
     steps, predicted = plain(config, metrics), predict(config)
     speed = results.get("tokens_per_second")

@@ -69,7 +69,8 @@ LACKING = {
 def config_of_run(
     fleet: Mapping[str, object], text: str, batch: int = 8, steps: int = STEPS
 ) -> str:
-    """Returns a short run's config.yaml for this fleet, with training text from the folder `text`.
+    """Returns a short run's config.yaml for this fleet, with training text from the folder
+    `text`.
     """
     return yaml.safe_dump(
         {

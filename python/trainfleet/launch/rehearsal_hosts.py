@@ -193,7 +193,8 @@ class HostStage(RehearsalStage):
         )
 
     def put_back(self) -> None:
-        """Restores the hosts. Raises a BackendError listing the hosts that could not be restored.
+        """Restores the hosts. Raises a BackendError listing the hosts that could not be
+        restored.
         """
         folder = quote(self.shared)
         self.transport.run(self.end_all(), timeout=TIMEOUT)

@@ -184,7 +184,8 @@ def prepare(plan: Plan, run: Run) -> None:
 
 
 def describe(plan: Plan, run: Run, started: float, **state: object) -> None:
-    """Writes the run's metadata and `state` to results.json, before the ranks start writing to it.
+    """Writes the run's metadata and `state` to results.json, before the ranks start writing to
+    it.
     """
     fleet, training = plan.config.fleet, plan.config.train
     versions = (run.read_results().get("versions") or {}) | {"trainfleet": install_paths.version()}
