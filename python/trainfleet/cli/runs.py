@@ -335,9 +335,9 @@ NAME = re.compile(r"(?:node|engine)-([0-9]{1,9})\.log")
 
 
 def look(place: Place, run: Run) -> BackendError | None:
-    """Fetches new log lines, including those that the service stores.
+    """Fetches new log lines, including those that only the scheduler has.
 
-    Returns an error if the service's lines can't be read.
+    Returns an error if the scheduler's lines can't be read.
     """
     place.refresh()
     try:

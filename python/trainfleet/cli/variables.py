@@ -178,7 +178,7 @@ def _variable_of(option: str) -> str:
 
 
 def _no_path(value: str) -> str:
-    """Returns why a value is probably not the intended path, or "" if it may be one."""
+    """Returns why a value is probably not the intended path, or "" if it could be."""
     if character := unprintable(value):
         return f"{show(value)} contains {character}, which is not allowed in a path"
     if value.startswith("-"):
@@ -196,8 +196,8 @@ def _at_home(path: str) -> str:
 
 
 def typed(variables: Variables) -> str:
-    """Returns the shell-quoted arguments with which a suggested command uses the same config or
-    run, and the same values.
+    """Returns shell-quoted arguments for a suggested command, so that it uses the same config or
+    run and the same values.
     """
     words = {name: variables[name] for name in ("CONFIG", "SET", "NODES") if name in variables}
     if "RUN" in variables:

@@ -35,8 +35,8 @@ SPANS = {
 
 @dataclass(frozen=True)
 class Lesson:
-    """What a past run teaches: its config, and its ratios of measured to predicted speed overall
-    and of measured to predicted time per phase of a step.
+    """Lesson from a past run: its config, and its ratios of measured to predicted speed overall and
+    of measured to predicted time per phase of a step.
     """
 
     config: Config
