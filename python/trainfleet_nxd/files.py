@@ -64,7 +64,7 @@ def load(tag: Path, shape: Model, sizes: dict[str, torch.Size]) -> dict[str, Ten
 class TensorReference:
     """Reference to a tensor in a separate file.
 
-    Stands in for torch_xla's class, so that torch_xla need not be installed.
+    Substitutes for torch_xla's class, so that torch_xla need not be installed.
     """
 
     tid: object = None

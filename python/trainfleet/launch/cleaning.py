@@ -123,9 +123,7 @@ def remove(path: Path) -> int:
 
 
 def measure(path: Path) -> int:
-    """Returns the size in bytes of a file or of all files in a folder, excluding the targets of
-    links.
-    """
+    """Returns the size in bytes of a file, or of all files in a folder, without following links."""
     total = 0
     for part in _walk(path) if path.is_dir() and not path.is_symlink() else [path]:
         with suppress(FileNotFoundError):  # The file was removed in the meantime.

@@ -80,7 +80,7 @@ class ChainedTraining:
             ConfigError, RunError, BackendError: the config can't be trained; `train` would raise
                 the same error.
         """
-        if self.is_asked_to_stop():  # The stop request also goes to the first job.
+        if self.is_asked_to_stop():  # The stop request also applies to the first job.
             return
         if self.submitted:
             self.backend.stop(self.submitted, at_once=True)
@@ -239,7 +239,7 @@ def name_of(config: Config) -> str:
 
 
 def expected_duration(config: Config) -> str:
-    """Returns an estimate of the compile time as text, based on earlier runs."""
+    """Returns a compile time estimate as text, based on earlier runs."""
     taken = [
         seconds
         for path in RUNS.glob("compile-*/results.json")

@@ -283,7 +283,7 @@ class Launch:
     def _execute(
         self, request: Request, live: Live | TokenizeLive, running: Handle | None, **told: Any
     ) -> bool:
-        """Follows a job until it ends. `told` contains further arguments for the job's Watch.
+        """Follows a job until it ends. `told` is passed on to the job's Watch.
 
         Raises:
             JobFailed: the job failed; the message contains the verdict.

@@ -102,7 +102,9 @@ class Fault:
 
 
 def rehearse(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
-    """Injects a fault and returns its outcome, or the reason why this stage can't inject it."""
+    """Injects a fault and returns its outcome. The outcome gives the reason if this stage can't
+    inject the fault.
+    """
     if why := next((stage.lacking[need] for need in fault.needs if need in stage.lacking), ""):
         return FaultOutcome(fault.name, skipped=why, what=fault.what)
     outcome, left = fault.play(fault, stage), stage.left_over()
@@ -241,7 +243,7 @@ def _first(events: Iterable[Record], *names: str, after: float = 0.0) -> Record 
 
 
 def _what_is_wrong(fault: Fault, verdict: Record | None, said: str) -> str:
-    """Describes what is wrong with a verdict, its cause or the blamed rank, or returns "" if it is
+    """Describes what is wrong with a verdict (its cause or the blamed rank), or returns "" if it is
     right.
     """
     if said not in (fault.verdicts or ("none",)):

@@ -1,11 +1,11 @@
 """Publishes a launch in the run folder before its launcher takes the lease, so that any machine can
 see and cancel the launch.
 
-Before a launcher takes the lease, a launch spends minutes on images, plans, the preflight, code and
-tokenizers. This is the first phase of the run's lease (health/lease.py). During this phase, the
-launching command renews its entry, and exits on a stop request as it does on Ctrl-C. Afterwards,
-the launcher and its ranks check for stop requests. If two launches start simultaneously, the one
-that finds the other's entry exits.
+A launch spends minutes on images, plans, the preflight, code and tokenizers before its launcher
+takes the lease. This is the first phase of the run's lease (health/lease.py). During this phase,
+the launching command renews its entry, and exits on a stop request as it does on Ctrl-C.
+Afterwards, the launcher and its ranks check for stop requests. If two launches start
+simultaneously, the one that finds the other's entry exits.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def under_way(place: Place) -> Launching | None:
 
 
 def gone(place: Place, found: Launching) -> str:
-    """Returns the reason why a launch is dead, or "" if it is alive. Waits for a renewal instead of
+    """Returns why a launch is considered dead, or "" if it is alive. Waits for a renewal instead of
     comparing clocks.
     """
     if f" on {platform.node()} (process" in found.words:

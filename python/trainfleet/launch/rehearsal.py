@@ -39,10 +39,10 @@ STEPS, EVERY, BREAK_AT = (120, 20, 50)
 LONGER = 400  # number of steps if this machine sees progress only seconds later
 LONGEST = 8000  # number of steps in a run that is stopped as soon as its fault is detected
 PATIENCE = 480.0  # timeout in seconds for a command
-LEFT_WITHIN = 10.0  # timeout in seconds for every process to end
+LEFT_WITHIN = 10.0  # timeout in seconds for all processes to end
 APART = 5.0  # maximum lag of a host's clock behind this machine's, in seconds
 SITE = "site"  # folder with the program that the nodes' Python runs at startup
-STRUCK = "struck"  # printed by a command that has injected its fault
+STRUCK = "struck"  # printed by a command once it has injected its fault
 # A model this small does not benefit from more threads, which would contend on a busy node.
 PYTHON = """#!/bin/sh
 export OMP_NUM_THREADS=1 PYTHONPATH={site}${{PYTHONPATH:+:$PYTHONPATH}}
@@ -56,8 +56,8 @@ PARENT = "p=$(sed 's/.*) //' /proc/$p/stat | cut -d ' ' -f 2); "
 OWN_LINKS = "nodes simulated on one machine have no separate links"
 # Features that faults require (faults.Fault.needs) and stages may lack, besides LINKS and OWN_HEAD
 # (backends/base.py). SPARE: enough nodes to continue without one. MAJORITY: enough nodes to
-# identify a slow one. KERNEL: a network that tc can slow down. PYTHON_OF_NODES: modifiable Python
-# startup on the nodes. MOUNTS: mounts that disappear when the run ends.
+# identify a slow one. KERNEL: a network that tc can slow down. PYTHON_OF_NODES: nodes whose Python
+# startup can be modified. MOUNTS: mounts that disappear when the run ends.
 SPARE, MAJORITY, KERNEL = "spare", "majority", "kernel network"
 PYTHON_OF_NODES, MOUNTS = "python", "mounts"
 LACKING = {
@@ -117,8 +117,8 @@ def documents() -> dict[str, bytes]:
 
 
 def python_of(place: str, interpreter: str) -> bytes:
-    """Returns a wrapper script for the Python on nodes that this machine does not start. Python
-    runs the program in SITE at startup (RehearsalStage.alter).
+    """Returns a wrapper script for the Python interpreter on nodes that this machine does not
+    start. With it, Python runs the program in SITE at startup (RehearsalStage.alter).
     """
     return PYTHON.format(site=quote(f"{place}/{SITE}"), python=quote(interpreter)).encode()
 
@@ -142,10 +142,12 @@ def plain(value: Any) -> Any:
 
 @dataclass
 class RehearsalStage:
-    """An environment in which faults are injected into runs, with a folder in which `type` runs
-    commands as a user would. This class simulates all nodes on this machine. Stages with real nodes
-    override `place`, `at_rank`, `on_head`, `let_write` and `at_work`, and implement what only they
-    support, such as `shape`.
+    """Environment for injecting faults into runs. `type` runs commands in its folder as a user
+    would.
+
+    This class simulates all nodes on this machine. Stages with real nodes override `place`,
+    `at_rank`, `on_head`, `let_write` and `at_work`, and implement what only they support, such as
+    `shape`.
     """
 
     folder: Path
@@ -169,7 +171,7 @@ class RehearsalStage:
         return str(self.folder)
 
     def called(self, name: str) -> str:
-        """Returns the run's name for the fault `name`."""
+        """Returns the run name for the fault `name`."""
         return name
 
     def run(self, name: str) -> Run:

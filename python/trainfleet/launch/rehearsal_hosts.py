@@ -206,7 +206,7 @@ class HostStage(RehearsalStage):
         ).failed
         failed |= self.transport.run(
             END.format(mark=self.guard), timeout=TIMEOUT
-        ).failed  # Guards end last because they must watch until the folder is removed.
+        ).failed  # Guards are stopped last, because they must watch until the folder is removed.
         if failed:
             raise BackendError(
                 by_host("these hosts were not fully restored", failed),

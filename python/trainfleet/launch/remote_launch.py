@@ -209,7 +209,7 @@ def await_lease(place: Hosts, host: Host, term: int, words: LauncherLogs) -> Non
     """Waits until the launcher has taken its lease, with a term higher than `term`.
 
     Raises:
-        BackendError: the launcher ended first or timed out. Its output is printed.
+        BackendError: the launcher exited first or timed out. Its output is printed.
     """
     deadline = time.monotonic() + TO_BEGIN
     while True:

@@ -1,4 +1,4 @@
-"""Evidence from single log lines: the cause, the writer, the time, and whether the process
+"""Evidence from individual log lines: the cause, the writer, the time, and whether the process
 survived.
 
 Lines outside exceptions are classified by their writer, such as a library's message or a process's
@@ -167,8 +167,8 @@ def _mild(found: Found | None) -> Found | None:
 
 @functools.cache
 def _words(group: str) -> tuple[str, ...]:
-    """Returns keywords of a pattern group. Every line that matches one of its patterns contains at
-    least one keyword.
+    """Returns the keywords of a pattern group. Every line that matches the group contains at least
+    one of them.
     """
     every = {word for sign in signs().get(group, ()) for word in sign.about}
     return (*every, "NVRM", "kernel:") if group == "agent" else tuple(every)
@@ -182,7 +182,7 @@ _OWN = (  # lines in which a node reports its own name
     re.compile(r"^\s+host\s+: (?P<name>\S+)"),
     re.compile(r"[Tt]he node '(?P<name>[^']+)' has joined round \d+"),
 )
-_OF_ALL = re.compile(r"localhost|127\.[\d.]+|::1")  # names that every node has
+_OF_ALL = re.compile(r"localhost|127\.[\d.]+|::1")  # names and addresses that mean the node itself
 _HINTS = ("NCCL ", "SocketImpl(", "My EFA addr", " host ", "has joined round")
 _PIDS = (re.compile(r"\(pid:? (\d+)\)"), re.compile(r"^\d{4}-\w{3}-\d\d [\d:.]+ +(\d+):\d+ "))
 

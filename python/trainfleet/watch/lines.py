@@ -97,8 +97,8 @@ def strip(text: str, own: Shapes = ()) -> tuple[int | None, str]:
 
 
 def learned(texts: Iterable[str]) -> Shapes:
-    """Learns a log's unknown prefixes, which precede both headers and frames of its tracebacks.
-    Also learns a common left margin.
+    """Learns a log's unknown prefixes, as patterns: those that precede both headers and frames of
+    its tracebacks. Also learns a common left margin.
     """
     heads, frames, margin = dict[str, None](), set[str](), _FAR
     for text in texts:

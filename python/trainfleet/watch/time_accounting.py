@@ -1,5 +1,4 @@
-"""Accounts for a run's time, so that each second from a command's start to its end counts exactly
-once.
+"""Accounts for a run's time: each second between a command's start and its end counts exactly once.
 
 Events mark when ranks were launched, training began or an attempt failed, by the clocks of the
 launcher and rank 0. Spans come from the metrics. Each metrics line reports the time since the

@@ -55,8 +55,9 @@ def start_now(request: Request) -> Start:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Report that the user reads after a failure. `sure` means that it is certain enough to act on
-    without reading the logs.
+    """Report on a failure, as shown to the user.
+
+    `sure` means that it is certain enough to act on without reading the logs.
     """
 
     cause: str  # key of CAUSES
