@@ -82,8 +82,8 @@ def begin(folder: Path) -> int:
 def enter(folder: Path, order: int, least: int = 0) -> int:
     """Starts an attempt under this order and returns its number.
 
-    Rank 0 calls this before the ranks meet. If the order was started before, it waits until the
-    ranks of that start have had time to exit.
+    Rank 0 calls this before the process group exists. If the order was started before, waits until
+    the ranks of that start have had time to exit.
 
     `least` is the number of restarts of this order that the scheduler reports. It is the only way
     to tell the starts apart if each one finds an empty folder, for example on a node's local disk.

@@ -82,8 +82,8 @@ class NodeMemory:
         replace_file(self.shared / f"rank-{beat.rank}", pack(self.number, beat.attempt, [beat]))
 
     def is_due(self, name: str, seconds: float) -> bool:
-        """Returns whether the task `name` was last done more than `seconds` ago. If so, the caller
-        must do it.
+        """Returns whether the task `name` has not been done on this node for `seconds`. If so, the
+        caller must do it.
         """
         turn = self.shared / name
         with suppress(FileNotFoundError):
@@ -137,7 +137,7 @@ class Heart:
         may run without a launcher before `alone` is called; 0 means that it needs no launcher.
         """
         self.folder, self.rank, self.attempt = folder, rank, Attempt(order, order)
-        # Until the ranks have met, the attempt may still get a different number.
+        # Before the process group exists, the attempt may still get a different number.
         self.met = False
         self.patience = patience
         self.alone: Callable[[float], None] = lambda seconds: None
@@ -161,7 +161,9 @@ class Heart:
         self.position = (phase, step, now)
 
     def meet(self, number: int) -> None:
-        """Records that the ranks have met as attempt `number` (fence.enter)."""
+        """Records that the ranks have joined the process group as attempt `number`
+        (fence.enter).
+        """
         self.attempt, self.met = Attempt(self.attempt.order, number), True
 
     def stop(self) -> None:
@@ -329,7 +331,8 @@ def read_end(path: Path, most: int) -> str:
 
 
 def odd_one(stacks: Mapping[int, str]) -> tuple[int, str] | None:
-    """Returns the only rank whose main thread is somewhere else than all others', and where it is.
+    """Returns the only rank whose main thread is in a different place from all others, and that
+    place.
 
     Returns None unless exactly one rank differs.
     """

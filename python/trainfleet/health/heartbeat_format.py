@@ -94,7 +94,7 @@ def renew_file(path: Path, content: bytes) -> None:
     """Replaces a heartbeat or lease file.
 
     If the disk is full, overwrites the file in place, which needs no space. The content must
-    therefore have the same length as before, or be text to which trailing blanks do no harm.
+    therefore have the same length as before, or be text in which trailing blanks are harmless.
     """
     try:
         replace_file(path, content)

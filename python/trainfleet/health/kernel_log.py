@@ -1,9 +1,9 @@
 """Kernel messages about failures that a program can't report, such as an out-of-memory kill.
 
-Messages are read on the node as they appear, because the node may be gone a minute later. Some
-systems, such as Amazon Linux 2023 and Ubuntu, restrict the kernel log to privileged users. This
-module therefore tries /dev/kmsg, then dmesg with passwordless sudo, then the journal. If all of
-these fail, it reads the node's counters and states, which are world-readable. Standard library
+Messages are read on the node right after a failure, because the node may be gone a minute later.
+Some systems, such as Amazon Linux 2023 and Ubuntu, restrict the kernel log to privileged users.
+This module therefore tries /dev/kmsg, then dmesg with passwordless sudo, then the journal. If all
+of these fail, it reads the node's counters and states, which are world-readable. Standard library
 only.
 
 Sources of the counters and states:
