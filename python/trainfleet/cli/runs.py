@@ -79,10 +79,10 @@ def watch(variables: Variables, started: float) -> int:
 
 
 def served(run: Run, port: int) -> Server:
-    """Returns the report server.
+    """Returns the report server, listening on `port`.
 
-    The server listens on `port`. If `port` is 0, it uses the default port or any free one. Raises
-    ConfigError if the port can't be used.
+    If `port` is 0, it uses the default port or any free one. Raises ConfigError if the port can't
+    be used.
     """
     from ..report.server import Server
 

@@ -253,7 +253,7 @@ def _as_set(word: str, allowed: Sequence[str], value: str) -> str:
 def flag(variables: Variables, name: str, other: str = "", default: bool = False) -> bool:
     """Returns whether a boolean variable is on.
 
-    1, true, yes and `other` mean on. 0, false and no mean off. Raises ConfigError for any other
+    1, true, yes and `other` mean on; 0, false and no mean off. Raises ConfigError for any other
     value.
     """
     value = variables.get(name, "").lower()
@@ -290,7 +290,7 @@ def amount(
 
 
 def amounts(variables: Variables, *names: str) -> list[float | None]:
-    """Returns the `amount` of each variable. Raises a single ConfigError with all problems."""
+    """Returns the `amount` of each variable. Raises a single ConfigError listing all problems."""
     found, wrong = [], list[Problem]()
     for name in names:
         try:
