@@ -1,4 +1,4 @@
-"""Trn1 NeuronCore as a training device: PyTorch/XLA, one core per rank.
+"""Trn1 NeuronCore device: PyTorch/XLA, with one core per rank.
 
 NxD Core splits the model. SDK 2.31 is the last one with PyTorch/XLA
 (awsdocs-neuron.readthedocs-hosted.com/en/v2.31.0/release-notes/components/pytorch.html,
@@ -35,7 +35,7 @@ class NeuronXla(Core):
     tells_time = False
 
     def __init__(self, index: int) -> None:
-        """Opens the node's core with this index. `start` creates the PJRT client.
+        """Opens the node's core number `index`. `start` creates the PJRT client.
 
         Raises:
             RunError: torch, torch-xla or torch-neuronx is missing, or its version differs from the
@@ -53,7 +53,8 @@ class NeuronXla(Core):
         self.runtime: Any = import_module("torch_xla.runtime")
         self.model: Any = import_module("torch_xla.core.xla_model")
         self.metrics: Any = import_module("torch_xla.debug.metrics")
-        import_module("torch_xla.distributed.xla_backend")  # registers the process group
+        # Importing this registers the xla backend.
+        import_module("torch_xla.distributed.xla_backend")
         self.torch_device: torch.device = self.xla.device()
 
     def joined(self, rank: int, size: int) -> None:
@@ -105,7 +106,7 @@ class NeuronXla(Core):
 
 
 class Seeds:
-    """Random number generator of the device.
+    """The device's random number generator.
 
     In PyTorch/XLA, its state is a single number.
     """

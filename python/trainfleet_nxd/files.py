@@ -37,9 +37,9 @@ TAG = "pretrained_weight"  # tag from which AWS's Llama trainer loads initial we
 
 
 def load(tag: Path, shape: Model, sizes: dict[str, torch.Size]) -> dict[str, Tensor]:
-    """Loads the weights in `sizes` from a checkpoint, by trainfleet's names.
+    """Loads the weights listed in `sizes` from a checkpoint, under trainfleet's names.
 
-    The interface is that of `huggingface_weights.load`.
+    Has the same interface as `huggingface_weights.load`.
 
     Raises:
         RunError: a file or weight is missing, unused or of a different size. The message names it.
@@ -64,7 +64,7 @@ def load(tag: Path, shape: Model, sizes: dict[str, torch.Size]) -> dict[str, Ten
 class TensorReference:
     """Reference to a tensor in a separate file.
 
-    Replaces torch_xla's class, so that torch_xla need not be installed.
+    Substitutes for torch_xla's class, so that torch_xla need not be installed.
     """
 
     tid: object = None
@@ -78,7 +78,7 @@ def content_of(path: Path) -> Any:
     """Returns the content of a file, with its tensors mapped into memory.
 
     Raises:
-        RunError: the file can't be read, or contains more than tensors.
+        RunError: the file can't be read, or contains anything but tensors.
     """
     require_plain(path)
     try:
@@ -110,7 +110,7 @@ class StoredTensor:
         """Reads the tensor.
 
         Raises:
-            RunError: it is not a weight tensor, or has more numbers than the file stores.
+            RunError: it is not a weight tensor, or has more elements than the file stores.
         """
         path, value = self.path, self.value
         if isinstance(value, TensorReference) and type(value.tid) is int:

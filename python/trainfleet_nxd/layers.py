@@ -34,8 +34,8 @@ META = torch.device("meta")
 def realise(model: Network, precision: torch.dtype, copies: int, rank: int) -> None:
     """Replaces the model's layers with NxD's on the meta device.
 
-    Each new layer contains this rank's slice. `copies` is the number of adjacent tensor ranks with
-    the same key-value heads, or 1 if each rank has different ones.
+    Each new layer holds this rank's slice. `copies` is the number of adjacent tensor ranks with the
+    same key-value heads, or 1 if each rank has different ones.
     """
     plan, tied = model.plan, tied_names(model)
     for name, module in named(model, plan.embeddings):
@@ -65,7 +65,7 @@ def realise(model: Network, precision: torch.dtype, copies: int, rank: int) -> N
 
 
 def named(model: nn.Module, patterns: tuple[str, ...]) -> list[tuple[str, Any]]:
-    """Returns the modules with names that match any of the patterns."""
+    """Returns the modules whose names match any of the patterns."""
     return [
         (name, module)
         for name, module in model.named_modules()
@@ -141,7 +141,7 @@ def row(module: nn.Linear, precision: torch.dtype) -> nn.Module:
 
 
 def gather(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Gathers the entire sequence for a module that all ranks compute identically.
+    """All-gathers the sequence for a module that all ranks compute identically.
 
     Each rank therefore gets the module's entire gradient.
     """
@@ -151,9 +151,8 @@ def gather(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def surprise(logits: Tensor, targets: Tensor, reduction: str) -> Tensor:
-    """Returns the cross-entropy of vocabulary slices [N, V / ranks].
-
-    Targets that are IGNORED do not count.
+    """Returns the cross-entropy of vocab-parallel logits [N, V / ranks], ignoring IGNORED
+    targets.
     """
     guessed = targets != IGNORED
     # parallel_cross_entropy overwrites the logits

@@ -135,9 +135,8 @@ class Nxd:
 
     @torch.no_grad()
     def _draw(self, seed: int) -> dict[str, Tensor]:
-        """Draws the initial fp32 values of this rank's parameters.
-
-        They are slices of the values that a single process would draw.
+        """Draws the initial fp32 values of this rank's parameters, as slices of the values that a
+        single process would draw.
         """
         found: dict[str, Tensor] = {}
         made: dict[int, nn.Parameter] = {}
@@ -153,9 +152,9 @@ class Nxd:
         return found
 
     def _hold(self, names: Mapping[tuple[int, str], str]) -> dict[str, Owned]:
-        """Returns this rank's parameters by their names in the entire model.
+        """Returns this rank's parameters, keyed by their names in the entire model.
 
-        Tied parameters appear only once.
+        A tied parameter appears only once.
         """
         inner = self.optimizer.optimizer
         groups = zip(
@@ -235,8 +234,8 @@ class Nxd:
     def update(self, rate: float, skips: Callable[[Tensor], Tensor]) -> None:
         """Runs one optimizer step.
 
-        NxD returns the gradient norm only after the step. A bad step is therefore applied, and ends
-        the run at the next check.
+        NxD only returns the gradient norm after the step, so a bad step is applied, and the next
+        check then ends the run.
         """
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -330,7 +329,7 @@ class Nxd:
         self.device.settle()
 
     def _spread(self, held: Owned) -> None:
-        """Gathers a parameter's shards from the data-parallel ranks into the model."""
+        """All-gathers a parameter's shards from the data-parallel ranks into the model."""
         shares = held.master.data.to(held.parameter.dtype)
         full = (
             all_gather(shares, dim=0, groups=get_data_parallel_replica_groups())
@@ -373,7 +372,7 @@ def settings(config: Config, zero: bool) -> dict[str, Any]:
 def optimizer(options: dict[str, Any], model: nn.Module, config: Config) -> Any:
     """Wraps the configured optimizer in NxD's.
 
-    Weight decay applies to matrices but not to vectors.
+    Weight decay applies to matrices, but not to vectors.
     """
     train = config.train
     values: dict[str, Any] = {

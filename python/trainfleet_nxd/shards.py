@@ -1,7 +1,7 @@
 """NxD Core's slices and ZeRO-1 shards, represented as DTensors on a CPU mesh.
 
 With DTensors, a checkpoint from Trn1 can be saved, verified, resumed in another layout and exported
-like any other. Tensor ranks have slices of a matrix along one dimension. ZeRO-1 pads the rows of
+like any other. Tensor ranks hold slices of a matrix along one dimension. ZeRO-1 pads the rows of
 each slice with zeros and divides them among the data-parallel ranks. A mesh of (tensor, data) ranks
 expresses both.
 """

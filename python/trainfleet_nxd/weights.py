@@ -3,7 +3,7 @@
 The format uses Hugging Face's names, and divides weights into tensor-parallel slices and pipeline
 stages. Llama's query, key and value are fused, and so are its gate and up projections.
 
-If there are fewer key-value heads than tensor ranks, several ranks have a copy of each head. The
+If there are fewer key-value heads than tensor ranks, several ranks hold a copy of each head. The
 query heads then follow their key-value heads in Trn1's order.
 
 Source: github.com/aws-neuron/neuronx-distributed fbac349:
@@ -54,7 +54,7 @@ def slices_of(shape: Model) -> Slices:
 
 
 def refusal(shape: Model, degrees: Degrees) -> str:
-    """Returns the reason why a model can't be divided like this, or "" if it can."""
+    """Returns why a model can't be divided like this, or "" if it can."""
     tensor = degrees.tensor
     slices = FAMILIES[shape.family].slices
     if slices is None:
@@ -168,7 +168,7 @@ def fuse(found: Names, shape: Model, size: int) -> Names:
 class Stored(Protocol):
     """Tensor in a file.
 
-    Its size and number format can be read without its data, as in safetensors.
+    Its size and dtype can be read without its data, as in safetensors.
     """
 
     def get_shape(self) -> tuple[int, ...]: ...

@@ -1,5 +1,5 @@
-"""Runs command-line verbs. Each verb is a function with the same name in one of this package's
-modules. It parses its variables, calls the implementation and prints the result.
+"""Runs command-line verbs. Each verb is a function of the same name in one of this package's
+modules, which parses its variables, calls the implementation and prints the result.
 """
 
 from __future__ import annotations
@@ -99,10 +99,10 @@ def main(arguments: Sequence[str]) -> int:
     """Runs a command line. Returns the exit code of the verb or error, or 130 after Ctrl-C."""
     try:
         require_numbers(STARTED)
-        # On a fleet's head, this is the time at which the user started the command.
+        # On a fleet's head, STARTED holds the time when the user typed the command.
         started = float(os.environ.get(STARTED) or time.time())
         if list(arguments) == ["-"]:
-            # This process runs on a fleet's host, and another machine sends the verb.
+            # This process runs on a fleet's host, and another machine sends it the verb.
             from ..hosts.remote_verb import received
 
             arguments = received(sys.stdin.fileno())

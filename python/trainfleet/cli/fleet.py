@@ -64,7 +64,7 @@ def doctor(variables: Variables, started: float) -> int:
 
 
 def ls(variables: Variables, started: float) -> int:
-    """Lists the region's resources of all configs, found by tag only, with cost and age."""
+    """Lists all configs' resources in the region, found only by tag, with cost and age."""
     from ..backends import backend_of
 
     config, as_json = config_of(settings_of(variables))[0], flag(variables, "JSON")
@@ -140,7 +140,8 @@ def clean(variables: Variables, started: float) -> int:
                 return cleaning.end_of_hosts(config, everything, sure) or code
     except (BackendError, RunError) as error:
         if not machines:
-            cleaning.remove_remakeable()  # clean up this machine even if the fleet fails
+            # Clean up this machine even if cleaning up the fleet fails.
+            cleaning.remove_remakeable()
             raise
         print(f"warning: {error}\nthe machines are removed anyway", flush=True)
     return cleaning.take_down(machines, cleaning.folders_of(config, run), made, purge, sure)

@@ -1,5 +1,5 @@
-"""Verbs for jobs: tokenizing, compiling, training, and short runs that measure or disrupt
-training.
+"""Verbs for jobs: tokenizing, compiling, training, and short runs that profile training or inject
+faults into it.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def profile(variables: Variables, started: float) -> int:
 
 
 def scaling(variables: Variables, started: float) -> int:
-    """Runs the same job on different node counts, in short, separate runs. Writes a table and a
-    plot of the scaling efficiency.
+    """Runs the same job on different node counts, each in a short, separate run. Writes a table and
+    a plot of the scaling efficiency.
     """
     from ..backends import shared
     from ..launch.training import train

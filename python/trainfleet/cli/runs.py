@@ -79,10 +79,10 @@ def watch(variables: Variables, started: float) -> int:
 
 
 def served(run: Run, port: int) -> Server:
-    """Returns the report server.
+    """Returns the report server, listening on `port`.
 
-    The server listens on `port`. If `port` is 0, it uses the default port or any free one. Raises
-    ConfigError if the port can't be used.
+    If `port` is 0, it uses the default port or any free one. Raises ConfigError if the port can't
+    be used.
     """
     from ..report.server import Server
 
@@ -335,9 +335,9 @@ NAME = re.compile(r"(?:node|engine)-([0-9]{1,9})\.log")
 
 
 def look(place: Place, run: Run) -> BackendError | None:
-    """Fetches new log lines, including those that the service stores.
+    """Fetches new log lines, including those that only the scheduler has.
 
-    Returns an error if the service's lines can't be read.
+    Returns an error if the scheduler's lines can't be read.
     """
     place.refresh()
     try:

@@ -190,7 +190,7 @@ def _variable_of(option: str) -> str:
 
 
 def _no_path(value: str) -> str:
-    """Returns why a value is probably not the intended path, or "" if it may be one."""
+    """Returns why a value is probably not the intended path, or "" if it could be."""
     if character := unprintable(value):
         return f"{show(value)} contains {character}, which is not allowed in a path"
     if value.startswith("-"):
@@ -208,8 +208,8 @@ def _at_home(path: str) -> str:
 
 
 def typed(variables: Variables) -> str:
-    """Returns the shell-quoted arguments with which a suggested command uses the same config or
-    run, and the same values.
+    """Returns shell-quoted arguments for a suggested command, so that it uses the same config or
+    run and the same values.
     """
     words = {name: variables[name] for name in ("CONFIG", "SET", "NODES") if name in variables}
     if "RUN" in variables:
@@ -265,7 +265,7 @@ def _as_set(word: str, allowed: Sequence[str], value: str) -> str:
 def flag(variables: Variables, name: str, other: str = "", default: bool = False) -> bool:
     """Returns whether a boolean variable is on.
 
-    1, true, yes and `other` mean on. 0, false and no mean off. Raises ConfigError for any other
+    1, true, yes and `other` mean on; 0, false and no mean off. Raises ConfigError for any other
     value.
     """
     value = variables.get(name, "").lower()
@@ -302,7 +302,7 @@ def amount(
 
 
 def amounts(variables: Variables, *names: str) -> list[float | None]:
-    """Returns the `amount` of each variable. Raises a single ConfigError with all problems."""
+    """Returns the `amount` of each variable. Raises a single ConfigError listing all problems."""
     found, wrong = [], list[Problem]()
     for name in names:
         try:

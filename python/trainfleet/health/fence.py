@@ -9,8 +9,8 @@ heartbeats/newest               order and number of the newest attempt, for host
                                 directory listings (run/claims.py)
 
 The launcher begins an attempt and passes its number to the ranks as TRAINFLEET_ATTEMPT. The ranks
-call this number their order. A scheduler that restarts the ranks, as in a Slurm requeue or an AWS
-Batch retry, passes the same order again. Rank 0 therefore checks whether its order was already
+call this number their order. If a scheduler restarts the ranks, as in a Slurm requeue or an AWS
+Batch retry, they get the same order again. Rank 0 therefore checks whether its order was already
 taken. If so, it claims the next number, and the ranks of the previous start exit.
 """
 
@@ -36,7 +36,7 @@ BEATS = "heartbeats"
 FOLDER = "attempts"
 NEWEST = "newest"
 BEFORE = "attempt"  # file of format 1, which contains only the number
-# seconds for ranks to exit; one rank per node checks once a second (health/heartbeat.py)
+# seconds for ranks to exit; one rank per node polls once a second (health/heartbeat.py)
 TO_LEAVE = 3.0
 VARIABLE = "TRAINFLEET_ATTEMPT"  # environment variable with the order
 MOST = 4 * untrusted_input.KIBIBYTE  # maximum size of an attempt's file in bytes
@@ -48,9 +48,9 @@ AGAIN = "TRAINFLEET_AGAIN"
 
 @dataclass(frozen=True, order=True)
 class Attempt:
-    """Attempt of a run: the launcher's order that it belongs to, and its number.
+    """Attempt of a run: the launcher's order that it belongs to, and its own number.
 
-    Attempts sort by order, then by number.
+    Sorts by order, then by number.
     """
 
     order: int
@@ -58,23 +58,23 @@ class Attempt:
 
 
 class Fenced(RunError):
-    """Error for an attempt that has been replaced by a newer one."""
+    """Raised in an attempt that a newer one has replaced."""
 
     exit_code = 75
 
 
 def begin(folder: Path) -> int:
-    """Begins a new attempt of the launcher and returns its number.
+    """Begins a new attempt on behalf of the launcher and returns its number.
 
     Older ranks exit within two heartbeats (heartbeat.EVERY).
     """
     before = current(folder)
     number = _claim(folder, before.number + 1, None)
-    # Ranks can no longer enter orders before the previous attempt's, so remove their files.
+    # Ranks can no longer enter orders older than the previous attempt's, so remove their files.
     for path in _folder(folder).iterdir():
         if NUMBER.fullmatch(path.stem) and int(path.stem) < before.order:
             path.unlink(missing_ok=True)
-    for path in (folder / BEATS).glob("*-*"):  # beats of nodes, or of ranks in format 1
+    for path in (folder / BEATS).glob("*-*"):  # heartbeats per node, or per rank in format 1
         path.unlink(missing_ok=True)
     return number
 
@@ -82,11 +82,11 @@ def begin(folder: Path) -> int:
 def enter(folder: Path, order: int, least: int = 0) -> int:
     """Starts an attempt under this order and returns its number.
 
-    Rank 0 calls this before the ranks meet. If the order was started before, it waits until the
-    ranks of that start have had time to exit.
+    Rank 0 calls this before the process group exists. If the order was started before, waits until
+    the ranks of that start have had time to exit.
 
-    `least` is the number of restarts of this order that the scheduler reports. Only this number
-    distinguishes the starts if each one finds an empty folder, for example on a node's local disk.
+    `least` is the number of restarts of this order that the scheduler reports. It is the only way
+    to tell the starts apart if each one finds an empty folder, for example on a node's local disk.
 
     Raises:
         Fenced: the launcher has begun a newer attempt.

@@ -1,19 +1,19 @@
 """Heartbeat of a rank: reports its position once a second, and follows instructions in the run
 folder.
 
-The ranks of a node write their beats to a folder in the node's memory. Once a second, whichever
-rank is first does the node's round: it gathers all beats into the node's only file in the run
-folder (health/heartbeat_format.py), and reads the instructions to the ranks. The run folder
-therefore has one writer and one reader per node, even if a rank dies or hangs.
+A node's ranks write their heartbeats to an in-memory folder on the node. Once a second, whichever
+rank is first does the node's round: it collects all heartbeats into the node's only file in the run
+folder (health/heartbeat_format.py), and reads the ranks' instructions. The run folder therefore has
+one writer and one reader per node, even if a rank dies or hangs.
 
 The instructions show whether the attempt has ended (health/fence.py), whether a stack dump is
 requested (`asked`), and whether the launcher is gone (health/lease.py).
 
 The training loop only reports its position (`heart.at("step", 12)`), which is a single assignment.
-If a beat is stale, the process or its node is stopped or dead. If only the position is stale, the
-process runs but makes no progress.
+A stale heartbeat means that the process or its node is stopped or dead. If only the position is
+stale, the process is running but makes no progress.
 
-A launcher requests stack dumps from hung ranks, and searches the dumps for the rank that differs:
+A launcher requests stack dumps from hung ranks, and looks for the one rank whose dump differs:
 
 heartbeats/dump            a new time in this file requests a dump from every rank
 logs/stacks-rank-<r>.txt   a rank's dump
@@ -47,7 +47,7 @@ from .fence import Attempt
 from .heartbeat_format import FOLDER, Beat, pack, parse, replace_file, write_beats
 from .lease import Vacancy, newest_holder
 
-EVERY = 1.0  # seconds between beats
+EVERY = 1.0  # seconds between heartbeats
 FENCED = fence.Fenced.exit_code  # exit code of a rank that belongs to an earlier attempt
 LEASE_EVERY = 5.0  # seconds between polls of the launcher's lease
 TO_LEAVE = 900.0  # seconds for ranks without a launcher to save and exit
@@ -60,7 +60,7 @@ MOST = 1 << 16  # bytes to read from the end of a dump, where faulthandler print
 
 @dataclass(frozen=True)
 class Instructions:
-    """Instructions to all ranks of a node, as last read from the run folder."""
+    """Instructions for all ranks on a node, as last read from the run folder."""
 
     order: int = 0  # order of the newest attempt
     number: int = 0
@@ -70,9 +70,7 @@ class Instructions:
 
 
 class NodeMemory:
-    """Files that the ranks of a node share in the node's memory. Each file is replaced
-    atomically.
-    """
+    """Files that a node's ranks share in memory. Each file is replaced atomically."""
 
     def __init__(self, folder: Path, node: int, order: int) -> None:
         self.folder, self.number = folder, node
@@ -80,13 +78,12 @@ class NodeMemory:
         self.lock = file_systems.hold(self.shared)
 
     def leave(self, beat: Beat) -> None:
-        """Writes a rank's latest beat."""
+        """Writes a rank's latest heartbeat."""
         replace_file(self.shared / f"rank-{beat.rank}", pack(self.number, beat.attempt, [beat]))
 
     def is_due(self, name: str, seconds: float) -> bool:
-        """Returns whether no rank has done the task `name` for `seconds`.
-
-        If so, the caller must do the task.
+        """Returns whether the task `name` has not been done on this node for `seconds`. If so, the
+        caller must do it.
         """
         turn = self.shared / name
         with suppress(FileNotFoundError):
@@ -96,7 +93,7 @@ class NodeMemory:
         return True
 
     def publish(self, attempt: int) -> list[Beat]:
-        """Copies the beats of all ranks on this node to the run folder and returns them."""
+        """Copies the heartbeats of this node's ranks to the run folder and returns them."""
         found: list[Beat] = []
         for path in self.shared.glob("rank-*"):
             with suppress(FileNotFoundError):
@@ -114,7 +111,7 @@ class NodeMemory:
         replace_file(self.shared / "orders", json.dumps(asdict(orders)).encode())
 
     def read_instructions(self) -> Instructions:
-        """Returns the instructions from the node's latest round."""
+        """Returns the instructions that the node's ranks last fetched."""
         try:
             return fit(
                 Instructions,
@@ -136,11 +133,11 @@ class Heart:
     ) -> None:
         """Starts the thread.
 
-        `order` is the launcher's number of this attempt. `patience` is the time in seconds without
-        a launcher after which `alone` is called; 0 means that the rank needs no launcher.
+        `order` is the launcher's number for this attempt. `patience` is how many seconds the rank
+        may run without a launcher before `alone` is called; 0 means that it needs no launcher.
         """
         self.folder, self.rank, self.attempt = folder, rank, Attempt(order, order)
-        # Until the ranks have met, the attempt may still get a different number.
+        # Before the process group exists, the attempt may still get a different number.
         self.met = False
         self.patience = patience
         self.alone: Callable[[float], None] = lambda seconds: None
@@ -150,7 +147,8 @@ class Heart:
         self._stacks = asked(folder)
         self._complained = self._orphaned = False
         self._end = threading.Event()
-        # Write a beat now. Otherwise another rank that finishes might conclude that all ranks have.
+        # Send a heartbeat now. Otherwise another rank that finishes might conclude that all ranks
+        # have.
         self._try(self._leave)
         self._thread = threading.Thread(target=self._run, name="heart", daemon=True)
         self._thread.start()
@@ -163,11 +161,13 @@ class Heart:
         self.position = (phase, step, now)
 
     def meet(self, number: int) -> None:
-        """Records that the ranks have met as attempt `number` (fence.enter)."""
+        """Records that the ranks have joined the process group as attempt `number`
+        (fence.enter).
+        """
         self.attempt, self.met = Attempt(self.attempt.order, number), True
 
     def stop(self) -> None:
-        """Sends the last beat, after which silence is expected."""
+        """Sends the final heartbeat, after which silence is expected."""
         self.at("end", self.position[1])
         self._end.set()
         self._thread.join()
@@ -210,7 +210,7 @@ class Heart:
             self.node.forget()
 
     def _look(self, before: Instructions) -> Instructions:
-        """Reads the current instructions to the ranks from the run folder."""
+        """Reads the ranks' current instructions from the run folder."""
         newest, lease, looked = fence.current(self.folder), before.lease, before.looked
         if self.patience and time.monotonic() - looked >= LEASE_EVERY:
             lease, looked = lease.look(newest_holder(self.folder), LEASE_EVERY), time.monotonic()
@@ -257,7 +257,7 @@ class Heart:
 def _memory(folder: Path, node: int, order: int) -> Path:
     """Returns the folder that the ranks of a node share.
 
-    It is in memory and private to this user. If that is impossible, it is in the run folder.
+    The folder is in memory and private to this user if possible, otherwise in the run folder.
     """
     root = MEMORY if MEMORY.is_dir() else Path(tempfile.gettempdir())
     own = root / f"trainfleet-{os.getuid()}"
@@ -331,7 +331,7 @@ def read_end(path: Path, most: int) -> str:
 
 
 def odd_one(stacks: Mapping[int, str]) -> tuple[int, str] | None:
-    """Returns the only rank with a main thread in a different place from all others, and that
+    """Returns the only rank whose main thread is in a different place from all others, and that
     place.
 
     Returns None unless exactly one rank differs.

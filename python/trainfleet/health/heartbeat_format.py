@@ -1,4 +1,5 @@
-"""Heartbeat format: the content of a beat, and the file with the beats of a node's ranks.
+"""Heartbeat format: the contents of a heartbeat, and the file with the heartbeats of a node's
+ranks.
 
 heartbeats/node-<i>   a header, and a row of numbers per rank; one of the node's ranks replaces the
                       file once a second (health/heartbeat.py)
@@ -21,16 +22,16 @@ from typing import NamedTuple
 from ..trust import untrusted_input
 
 FOLDER = "heartbeats"
-MOST = 1 << 16  # maximum bytes to read from a node's file; a beat has 50
+MOST = 1 << 16  # maximum bytes to read from a node's file; a heartbeat has 50
 RANKS = 1 << 20  # maximum number of ranks per run: fleet.nodes times fleet.ranks_per_node
-# A beat stores its phase as an index into this tuple.
+# A heartbeat stores its phase as an index into this tuple.
 PHASES = ("start", "load", "compile", "step", "validate", "checkpoint", "end", "conclude")
 
 
 class Beat(NamedTuple):
     """Heartbeat of one rank.
 
-    `phase_seconds` is the time spent in the current step and phase, by the rank's clock.
+    `phase_seconds` is the time spent in the current step and phase, measured by the rank's clock.
     """
 
     rank: int
@@ -42,7 +43,7 @@ class Beat(NamedTuple):
     phase_seconds: float
     time: float
     step_seconds: float = 0.0  # duration of the latest completed step
-    # Time per step that the rank spends on its own work, excluding waits for other ranks. 0 means
+    # Time per step that the rank spends on its own work, excluding waits for other ranks; 0 if
     # unknown.
     busy_seconds: float = 0.0
 
@@ -53,7 +54,7 @@ ROW = struct.Struct("<IIHQ4d")  # rank, pid, phase, step, and the four times
 
 
 def stage(beat: Beat) -> str:
-    """Returns a beat's position as text: `step 12`, or the name of another phase."""
+    """Returns a heartbeat's position as text: `step 12`, or the name of another phase."""
     return f"step {beat.step}" if beat.phase == "step" else beat.phase
 
 
@@ -68,7 +69,7 @@ def write_beats(folder: Path, node: int, attempt: int, beats: Iterable[Beat]) ->
 
 
 def pack(node: int, attempt: int, beats: Iterable[Beat]) -> bytes:
-    """Packs beats into the format that `parse` reads."""
+    """Packs heartbeats into the format that `parse` reads."""
     rows = (
         ROW.pack(beat.rank, beat.pid, PHASES.index(beat.phase), beat.step, *beat[6:])
         for beat in beats
@@ -92,8 +93,8 @@ def replace_file(path: Path, content: bytes) -> None:
 def renew_file(path: Path, content: bytes) -> None:
     """Replaces a heartbeat or lease file.
 
-    On a full disk, overwrites the file in place, which needs no space. The content must therefore
-    have the same length as before, or be text that allows trailing blanks.
+    If the disk is full, overwrites the file in place, which needs no space. The content must
+    therefore have the same length as before, or be text in which trailing blanks are harmless.
     """
     try:
         replace_file(path, content)
@@ -103,7 +104,10 @@ def renew_file(path: Path, content: bytes) -> None:
 
 
 class Beats:
-    """Reader that polls the beats of one attempt. An unchanged file costs one stat call."""
+    """Poller for the heartbeats of one attempt.
+
+    An unchanged file costs one stat call.
+    """
 
     def __init__(self, folder: Path, attempt: int) -> None:
         self.folder, self.attempt = folder / FOLDER, attempt
@@ -111,7 +115,7 @@ class Beats:
         self.known: dict[str, tuple[int, int, int]] = {}
 
     def new(self) -> dict[int, Beat]:
-        """Returns the latest beats from the nodes' files that changed since the last call."""
+        """Returns the latest heartbeats from the nodes' files that changed since the last call."""
         found: dict[int, Beat] = {}
         with suppress(FileNotFoundError, NotADirectoryError), ExitStack() as opened:
             folder = untrusted_input.opener(str(self.folder), os.O_RDONLY | os.O_DIRECTORY)
@@ -130,7 +134,7 @@ class Beats:
         if self.known.get(entry.name) == stamp:
             return
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW
-        # os.read takes a third of the time that a file object takes.
+        # os.read takes a third of the time of a file object
         descriptor = os.open(entry.name, flags, dir_fd=folder)
         try:
             beats = parse(os.read(descriptor, MOST), self.attempt)
@@ -172,5 +176,5 @@ def newest_step(folder: Path, attempt: int) -> int:
 
 
 def read_beats(folder: Path, attempt: int) -> dict[int, Beat]:
-    """Returns the latest beat of every rank of an attempt."""
+    """Returns the latest heartbeat of every rank in an attempt."""
     return Beats(folder, attempt).new()

@@ -1,9 +1,9 @@
 """Kernel messages about failures that a program can't report, such as an out-of-memory kill.
 
-Messages are read on the node immediately, because the node may be gone a minute later. Some
-systems, such as Amazon Linux 2023 and Ubuntu, restrict the kernel log to privileged users. This
-module therefore tries /dev/kmsg, then dmesg with passwordless sudo, then the journal. If all of
-these fail, it reads the node's counters and states, which every user may read. Standard library
+Messages are read on the node right after a failure, because the node may be gone a minute later.
+Some systems, such as Amazon Linux 2023 and Ubuntu, restrict the kernel log to privileged users.
+This module therefore tries /dev/kmsg, then dmesg with passwordless sudo, then the journal. If all
+of these fail, it reads the node's counters and states, which are world-readable. Standard library
 only.
 
 Sources of the counters and states:
@@ -77,7 +77,7 @@ class Message:
 
 
 class Kernel:
-    """Kernel messages since construction."""
+    """Kernel messages logged since construction."""
 
     def __init__(self) -> None:
         # kernel timestamps use the same clock
@@ -86,8 +86,8 @@ class Kernel:
         self.counters = Counters()
 
     def words(self) -> list[Message]:
-        """Returns relevant messages since construction, oldest first, and counts of out-of-memory
-        kills.
+        """Returns relevant messages logged since construction, oldest first, plus out-of-memory
+        kill counts.
         """
         apart = time.time() - time.clock_gettime(time.CLOCK_MONOTONIC)
         messages = _messages()
@@ -117,7 +117,9 @@ class Kernel:
 
 
 def oom_kills() -> int:
-    """Returns the number of processes of this control group killed at its memory limit."""
+    """Returns the number of processes in this control group that were killed at its memory
+    limit.
+    """
     with contextlib.suppress(OSError, StopIteration, ValueError):
         group = next(
             line
@@ -188,7 +190,8 @@ def _kmsg() -> list[tuple[float, str]]:
         while True:
             try:
                 record = file.read(8192)
-            except BrokenPipeError:  # The kernel overwrote this record; the next one follows.
+            # The kernel has overwritten this record; the next read returns the one after it.
+            except BrokenPipeError:
                 continue
             except PermissionError:
                 raise
@@ -204,16 +207,19 @@ def _kmsg() -> list[tuple[float, str]]:
 
 
 class Counters:
-    """Changes of counters and states since construction. `root` is / except in tests."""
+    """Changes in counters and states since construction.
+
+    `root` is / except in tests.
+    """
 
     def __init__(self, root: Path = Path("/")) -> None:
         self.root = root
         self.counts, self.states = _counts(root), _states(root)
 
     def words(self) -> list[str]:
-        """Returns increased counters, worsened states, and failed GPUs.
+        """Returns counters that rose, states that worsened, and failed GPUs.
 
-        GPUs have failed if they did not start, are lost or need a reset.
+        A GPU counts as failed if it did not start, is lost or needs a reset.
         """
         risen = [
             f"counters: {name}: {count - self.counts.get(name, count)} more"
@@ -264,9 +270,9 @@ def _is_broken(folder: Path) -> bool:
 
 
 def _without_driver(root: Path) -> list[str]:
-    """Returns a line for each NVIDIA GPU (class 0x03, vendor 0x10de) that has no driver.
+    """Returns a line for each NVIDIA GPU (class 0x03, vendor 0x10de) that has no driver bound.
 
-    Checks only if NVIDIA's driver is loaded, because it has then failed on these GPUs.
+    Checks only if NVIDIA's driver is loaded, because then it must have failed on these GPUs.
     """
     found = []
     for path in root.glob(DEVICES) if (root / NVIDIA).exists() else ():

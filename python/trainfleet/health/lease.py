@@ -2,11 +2,12 @@
 charge.
 
 head.json              host, process, term and time of the launcher in charge, which rewrites the
-                       file every second. From byte ROOM on: a launch without a launcher
-                       (launch/launching.py), until a launcher's lease blanks it
+                       file every second. From byte ROOM on: a launch without a launcher yet
+                       (launch/launching.py), blanked when a launcher takes the lease
 heartbeats/terms/<n>   the launcher that claimed term n. If several claim it at once, only one
                        succeeds (run/claims.py)
-standby.json           the same for the standby host, which can take over (watch/standby.py)
+standby.json           the same fields for the standby host, which can take over
+                       (watch/standby.py)
 
 A launcher that has not renewed its lease for PATIENCE seconds has lost it, and its successor claims
 the next term. If the old launcher is still alive, it detects this and exits before it starts, ends
@@ -18,8 +19,8 @@ themselves (health/fence.py). Without a successor, ranks save and exit (health/h
 
 Locks are not used, because on NFS and Lustre, a dead host's lock persists for minutes.
 
-A process that checks a lease from another host waits for a change instead of comparing clocks. Both
-files are rewritten in place (run/claims.py), so that no host sees an old version.
+A process that checks another host's lease waits for a change instead of comparing clocks. Both
+files are rewritten in place (run/claims.py), so no host sees a stale version.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ PATIENCE = 9.0  # seconds without a renewal after which the lease expires
 # Seconds for a launcher to take its lease. Imports are slow on a busy head or from a remote file
 # system.
 TO_BEGIN = 60.0
-# Seconds within which a running launcher renews its lease, as seen by processes that only read it.
+# Seconds within which a live launcher renews its lease, as seen by processes that only read it.
 GLANCE = 3.0
 # Seconds without a launcher after which ranks save and exit. A standby takes over long before that.
 ORPHANED_AFTER = 120.0
@@ -61,8 +62,8 @@ VARIABLE = "TRAINFLEET_ORPHANED_AFTER"
 SUCCEEDS = "TRAINFLEET_SUCCEEDS"
 # Environment variable of a standby: its appointment number, and the term before its launcher's.
 APPOINTED = "TRAINFLEET_APPOINTED"
-LEFT = 76  # exit code of a launcher that has lost its lease
-VACATED = 0.0  # renewal time of a lease that was given up
+LEFT = 76  # exit code of a launcher that lost its lease
+VACATED = 0.0  # renewal time recorded in a lease that was given up
 T = TypeVar("T")
 
 
@@ -90,7 +91,10 @@ class Holder:
 
 @dataclass(frozen=True)
 class Standby:
-    """Host on standby, and its appointment number. The highest number is valid."""
+    """Host on standby, and its appointment number.
+
+    Only the highest number is valid.
+    """
 
     host: Name
     pid: Count
@@ -100,10 +104,11 @@ class Standby:
 
 @dataclass(frozen=True)
 class Launching:
-    """First phase of a lease: a launch without a launcher.
+    """First phase of a lease: a launch that has no launcher yet.
 
     `words` contains the command, its user and its host. `process` identifies the launch's process,
-    and `beat` counts the renewals. `asked` is whether the run was asked to stop since the launch.
+    and `beat` counts the renewals. `asked` is whether the run has been asked to stop since the
+    launch.
     """
 
     words: Name
@@ -146,7 +151,7 @@ def show_launching(run: Run, launching: Launching | None, obeyed: bool) -> None:
     """Writes a launch to a run folder that is visible to this machine. With None, removes the
     launch.
 
-    Also removes the folder if it is empty. `obeyed` withdraws stop requests.
+    Also removes the folder if it is empty. `obeyed` deletes the stop request.
     """
     path = run.folder / FILE
     try:
@@ -180,7 +185,8 @@ def read_holder(folder: Path) -> Holder | None:
 
 
 def newest_holder(folder: Path) -> Holder | None:
-    """Returns the same as `read_holder`, or None if the file can't be read at the moment.
+    """Returns the latest holder, as `read_holder` does, or None if the file can't be read at the
+    moment.
 
     A live launcher rewrites the file within a second.
     """
@@ -235,7 +241,7 @@ def is_held(holder: Holder | None, now: float) -> bool:
 def is_renewed(folder: Path, seconds: float = GLANCE) -> bool:
     """Returns whether a launcher renews the lease within `seconds`.
 
-    Clocks of other hosts are not used.
+    Doesn't depend on other hosts' clocks.
     """
     before, waited = newest_holder(folder), 0.0
     if before is None or before.code is not None or before.time == VACATED:
@@ -250,12 +256,12 @@ def is_renewed(folder: Path, seconds: float = GLANCE) -> bool:
 
 
 def require_vacant(folder: Path) -> None:
-    """Waits until it is certain that no launcher renews the lease.
+    """Waits until it is certain that no launcher is renewing the lease.
 
-    A launcher that a standby started does not wait.
+    Doesn't wait if a standby started this launcher.
 
     Raises:
-        BackendError: a launcher renews the lease.
+        BackendError: a launcher is renewing the lease.
     """
     before = newest_holder(folder)
     if before and before.renewal != os.environ.get(SUCCEEDS) and is_renewed(folder, PATIENCE):
@@ -275,11 +281,11 @@ def led_already(name: str, where: str) -> BackendError:
 
 @dataclass(frozen=True)
 class Vacancy:
-    """Time that a run has been without a launcher, measured by a process that polls the lease.
+    """Time that a run has been without a launcher, tracked by a process that polls the lease.
 
-    It counts polls instead of comparing clocks, so a file system that pauses for a minute does not
-    look like a dead launcher. Only a lease with an observed renewal can become vacant, because an
-    old launcher's file proves nothing.
+    Counts polls instead of comparing clocks, so a file system that stalls for a minute does not
+    look like a dead launcher. A lease only becomes vacant if a renewal was observed, because an old
+    launcher's file proves nothing.
     """
 
     last: float | None = None  # holder's renewal time at the last poll
@@ -288,11 +294,11 @@ class Vacancy:
 
     @property
     def vacant(self) -> float:
-        """Returns the number of seconds without a launcher."""
+        """Returns for how many seconds the run has been without a launcher."""
         return self.silent if self.renewed else 0.0
 
     def look(self, holder: Holder | Standby | None, since: float) -> Vacancy:
-        """Returns the vacancy after another poll.
+        """Returns the updated vacancy after another poll.
 
         `since` is the number of seconds since the previous poll. An unreadable lease does not count
         as renewed.
@@ -303,7 +309,7 @@ class Vacancy:
 
 
 class Lease:
-    """Context manager that holds the lease, with a thread that renews it.
+    """Context manager that holds the lease and renews it from a thread.
 
     The constructor reads the previous holder.
     """
@@ -321,7 +327,7 @@ class Lease:
         """Takes the lease.
 
         Raises:
-            BackendError: another launcher was faster.
+            BackendError: another launcher took it first.
         """
         make_folder(self.folder)
         self.term = self._claim()
@@ -355,16 +361,15 @@ class Lease:
         return self.before if self.before and self.before.code is None else None
 
     def leave(self) -> None:
-        """Lets the lease expire at the end of the block, although the job continues.
-
-        Others then act as if the launcher had died.
+        """Lets the lease expire at the end of the block although the job continues, as if the
+        launcher had died.
         """
         self.left = True
 
     def confirm(self) -> None:
         """Exits this process if another launcher has taken over or probably has.
 
-        A takeover is probable if the file is unreachable and a host is on standby. Call this before
+        A takeover is assumed if the file is unreachable and a host is on standby. Call this before
         every action that would disturb another launcher's run, because this process may have been
         frozen for an hour.
         """
@@ -379,7 +384,8 @@ class Lease:
     def _claim(self) -> int:
         """Claims a term and returns it.
 
-        Respects another launcher's claim until that claim has clearly had no effect.
+        Another launcher's claim is respected until it is clear that the launcher never took the
+        lease.
         """
         term = self.before.term + 1 if self.before else max(1, newest_term(self.folder))
         while not claim(self.folder / TERMS / str(term), f"{platform.node()} {os.getpid()}\n"):
@@ -390,9 +396,9 @@ class Lease:
         return term
 
     def _await(self, term: int) -> Holder | None:
-        """Waits for a holder with this term or a later one.
+        """Waits for a holder with this or a later term.
 
-        Returns None if no such holder appears in time.
+        Returns None if there is still none after PATIENCE seconds.
         """
         waited = 0.0
         while (
@@ -406,7 +412,7 @@ class Lease:
     def _renew(self) -> None:
         while not self.ended.wait(EVERY):
             self.confirm()
-            # The disk may be briefly unavailable. A later renewal then succeeds.
+            # The disk may be briefly unavailable; a later renewal will succeed.
             with suppress(OSError):
                 self._write(None)
                 self.reached = time.monotonic()
@@ -435,7 +441,7 @@ def newest_term(folder: Path) -> int:
 def _is_tried_again(kind: type[BaseException]) -> bool:
     """Returns whether a launcher ended without a verdict on its job.
 
-    In that case, the standby that started it starts another one.
+    If so, the standby that started it starts another one.
     """
     return (
         SUCCEEDS in os.environ and issubclass(kind, Exception) and not issubclass(kind, JobFailed)

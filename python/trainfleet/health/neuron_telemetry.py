@@ -181,7 +181,7 @@ class _Device(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class NeuronDevice:
-    """Neuron device as listed by neuron-ls.
+    """Neuron device, as listed by neuron-ls.
 
     `cores` counts logical cores, `memory` is in bytes, and each user is `pid command`.
     """
@@ -217,7 +217,9 @@ def _device(listed: _Device) -> NeuronDevice:
 
 @dataclass(frozen=True)
 class Collective:
-    """Row of nccom-test: message size, time, and bus bandwidth in GB/s (10^9 bytes per second)."""
+    """One row of nccom-test output: message size, time, and bus bandwidth in GB/s (10^9 bytes per
+    second).
+    """
 
     bytes: int
     microseconds: float

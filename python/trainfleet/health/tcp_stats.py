@@ -1,14 +1,14 @@
-"""Quality of the links between nodes, from the kernels' statistics about TCP connections.
+"""Link quality between nodes, measured from the kernels' TCP connection statistics.
 
-No probes or other traffic are sent.
+Sends no probes or other traffic.
 
-heartbeats/links-<i>   node i's addresses, and for each peer the round trip in milliseconds and the
+heartbeats/links-<i>   node i's addresses, and for each peer the RTT in milliseconds and the
                        packets sent and retransmitted. The rank that does the node's round writes
                        the file every EVERY seconds (health/heartbeat.py)
 
-The kernel reports the statistics over netlink (sock_diag(7)). They are in tcp_info (linux/tcp.h),
-which only grows at its end. EFA and InfiniBand traffic bypasses the kernel and is not counted. On
-systems other than Linux, nothing is recorded. Standard library only.
+The kernel reports the statistics over netlink (sock_diag(7)), in tcp_info (linux/tcp.h), to which
+new fields are only ever appended. EFA and InfiniBand traffic bypasses the kernel, so it is not
+counted. Nothing is recorded on systems other than Linux. Standard library only.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ..trust.errors import InputError
 from ..trust.validation import fit
 
 FOLDER, EVERY = "heartbeats", 5.0  # seconds between records
-PEERS = 64  # maximum number of peers recorded per node, those with the most packets
+PEERS = 64  # maximum number of peers to record per node, busiest first
 # netlink's SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST | NLM_F_DUMP, NLMSG_DONE and NLMSG_ERROR
 DIAG, DUMP, DONE, ERROR = (20, 0x301, 3, 2)
 # INET_DIAG_INFO, TCP_ESTABLISHED as a bit mask, NETLINK_SOCK_DIAG
@@ -38,20 +38,20 @@ INFO, ESTABLISHED, NETLINK = 2, 1 << 1, 4
 HEAD, ASKED, BODY = (struct.Struct("<IHHII"), struct.Struct("<BBBBI48x"), 72)
 RTT, RETRANSMITTED, SENT = 68, 100, 156  # offsets in tcp_info: µs, segments, data segments
 MAPPED = "::ffff:"  # prefix of IPv4 addresses in IPv6 sockets
-FEW = 20  # minimum number of packets for a conclusion
-# A link is slow if its round trip exceeds the other links' by both this factor and this many
+FEW = 20  # minimum number of packets needed to judge a link
+# A link is slow if its RTT exceeds that of the other links by both this factor and this many
 # milliseconds.
 SLOW_TIMES, SLOW_MS = (5.0, 5.0)
-# Thresholds for links that are bad on any network, even if the run is not slower.
+# Thresholds beyond which a link is bad on any network, even if the run is not slower.
 CLEARLY_SLOW_MS, CLEARLY_LOSSY = (100.0, 0.02)
-# A link is lossy if its share of retransmitted packets exceeds both this multiple of the other
-# links' share and this absolute share.
+# A link is lossy if its retransmission rate exceeds both this multiple of the other links' rate and
+# this absolute rate.
 LOSSY_TIMES, LOSSY = (5.0, 0.01)
 
 
 @dataclass(frozen=True)
 class PeerLink:
-    """One node's connections to one peer: median round trip in milliseconds, and packet counts."""
+    """One node's connections to one peer: median RTT in milliseconds, and packet counts."""
 
     ms: float
     sent: int
@@ -117,7 +117,7 @@ def read_links(folder: Path, attempt: int) -> dict[int, NodeLinks]:
 def connections() -> Iterator[tuple[str, str, float, int, int]]:
     """Yields this machine's TCP connections to other machines.
 
-    Each tuple contains own address, peer address, round trip in ms, packets sent, and packets
+    Each tuple contains the local address, peer address, RTT in ms, packets sent, and packets
     retransmitted.
     """
     if sys.platform != "linux":
@@ -170,14 +170,15 @@ def _parse(message: bytes, family: int) -> tuple[str, str, float, int, int] | No
 
 
 def slow_nodes(before: Links, now: Links, slower: bool = True) -> dict[int | None, str]:
-    """Returns the nodes with links far worse than the others', and the reasons in words. Pure.
+    """Returns the nodes whose links are far worse than the others', with the reasons in words.
+    Pure.
 
-    A bad link affects the statistics of two nodes, so a node is to blame only if even its best link
-    is bad. If there are only two nodes, a good link to another machine clears a node of blame.
-    Otherwise, the key None stands for the link between the two nodes.
+    A bad link shows up in two nodes' statistics, so a node is blamed only if even its best link is
+    bad. With only two nodes, a good link to another machine exonerates a node. Otherwise, the key
+    None stands for the link between the two.
 
-    `slower` is whether the run has become slower. If not, only links that are bad on any network
-    count.
+    `slower` is whether the run has become slower. If not, only links that would be bad on any
+    network count.
     """
     ms: dict[int, float] = {}
     lost: dict[int, float] = {}
@@ -203,8 +204,8 @@ def slow_nodes(before: Links, now: Links, slower: bool = True) -> dict[int | Non
 
 
 def _words(ms: float, lost: float, usual_ms: float, usual_lost: float, slower: bool) -> str:
-    """Describes the problem with links of this round trip and loss, or returns "" if
-    they are fine.
+    """Describes what is wrong with links of this RTT and loss rate, or returns "" if they are
+    fine.
     """
     least_ms, least_lost = (SLOW_MS, LOSSY) if slower else (CLEARLY_SLOW_MS, CLEARLY_LOSSY)
     if lost >= max(least_lost, LOSSY_TIMES * usual_lost):
@@ -215,9 +216,9 @@ def _words(ms: float, lost: float, usual_ms: float, usual_lost: float, slower: b
 
 
 def _worse_of_two(a: int, b: int, now: Links) -> int | None:
-    """Returns which of two nodes has no good link to any other machine.
+    """Returns the node, of two, that has no good link to any other machine.
 
-    Other machines include launchers and file servers. Returns None if the links are inconclusive.
+    Launchers and file servers count as other machines. Returns None if the links are inconclusive.
     """
     both = {address for node in (a, b) for address in now[node].addresses}
     good = [
@@ -237,10 +238,8 @@ def _is_good(link: PeerLink) -> bool:
 
 
 def _pairs(before: Links, now: Links) -> list[tuple[int, int, float, float]]:
-    """Returns each pair of nodes with traffic since `before`, and the quality of its link.
-
-    The quality is the round trip in milliseconds and the share of retransmitted packets, both from
-    the worse direction.
+    """Returns the link quality of each node pair that exchanged traffic since `before`: RTT in
+    milliseconds and retransmission rate, each taken from the worse direction.
     """
     nodes = {address: node for node, links in now.items() for address in links.addresses}
     pairs: dict[tuple[int, int], tuple[float, float]] = {}

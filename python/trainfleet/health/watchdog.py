@@ -1,14 +1,15 @@
-"""Watchdog that detects from heartbeats whether the ranks make progress, and which rank is to blame
-if they do not.
+"""Watchdog that uses heartbeats to detect whether the ranks make progress, and which rank is to
+blame if they don't.
 
 It is pure, except for reading files.
 
-A rank is silent if its heartbeat is stale while no rank completes a step: its process or node is
-stopped or dead. The ranks are stuck if all of them are alive but make no progress; their stacks
-then reveal the odd rank. Time limits depend on the phase and on the run's step times. A stale file
-is not enough for an alarm, because a shared file system may pause for a minute during training.
+A rank is silent if its heartbeat is stale while no rank completes a step, so its process or node
+must be stopped or dead. The ranks are stuck if all of them are alive but make no progress; their
+stacks may then reveal the odd one out. Time limits depend on the phase and on the run's step times.
+A stale file is not enough for an alarm, because a shared file system may stall for a minute during
+training.
 
-A poll costs O(ranks), and almost nothing for ranks without a new heartbeat
+A poll costs O(ranks), and next to nothing for ranks without a new heartbeat
 (tests/bench/bench_fleet.py). The watchdog runs wherever the run folder is readable: in the
 launcher, or on node 0 of a job that no launcher can see.
 """
@@ -29,40 +30,43 @@ from .heartbeat import EVERY, Stacks, ask, odd_one
 from .heartbeat_format import Beat, Beats, stage
 
 STEPS_KEPT = 256  # number of recent steps to keep; their median is the usual step time
-SLOWER = 1.5  # a rank is slow above this multiple of the other ranks' own work time
-SLOW_SHARE = 0.2  # minimum share of a step that the extra time must take
-SLOW_LOOKS = 30  # consecutive slow beats before a rank counts as slow
-# Minimum number of distinct readings among those beats. A reading is a mean that stays the same
-# until the next step is logged.
+SLOWER = 1.5  # a rank is a straggler above this multiple of the other ranks' own work time
+SLOW_SHARE = 0.2  # minimum share of a step that a straggler's excess takes up
+SLOW_LOOKS = 30  # consecutive slow heartbeats before a rank counts as a straggler
+# Minimum number of distinct readings among those heartbeats. A reading is a mean that stays the
+# same until the next step is logged.
 SLOW_READINGS = 3
-# The run is slow if its last RECENT steps take over ITSELF times as long as at its best.
+# The run counts as slow if its last RECENT steps take over ITSELF times as long as its best.
 RECENT, ITSELF = (32, 1.5)
-BUSY_SHARE = 0.2  # maximum share of the time to spend on reading beats
+BUSY_SHARE = 0.2  # maximum share of the time to spend reading heartbeats
 HEARD, MOVED = attrgetter("heard"), attrgetter("moved")
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Seconds until an alarm, by phase. The limit of a step also depends on observed step times."""
+    """Seconds until an alarm, by phase.
 
-    silent: float = 8.0  # without a beat from a rank while the others wait in a step
-    # Without a beat from a rank while it starts, loads, compiles or writes a checkpoint.
+    The limit for a step also depends on observed step times.
+    """
+
+    silent: float = 8.0  # no heartbeat from a rank while the others wait for it in a step
+    # No heartbeat from a rank that is starting, loading, compiling or writing a checkpoint.
     silent_elsewhere: float = 60.0
-    # If all ranks fall silent at once, the file system is the likelier cause.
+    # If all ranks fall silent at once, the file system is the more likely cause.
     silent_together: float = 120.0
-    start: float = 600.0  # until the first beat, including imports from a cold file system
+    start: float = 600.0  # until the first heartbeat, including imports from a cold file system
     load: float = 1800.0
     compile: float = 7200.0  # the first step; neuronx-cc takes this long for large models
     validate: float = 1800.0
     checkpoint: float = 1800.0
     # After the last step, rank 0 loads and writes a sample and closes the loggers.
     conclude: float = 1800.0
-    end: float = 30.0  # from the last rank's last beat until its torchrun exits
-    step: float = 10.0  # minimum limit of a step
-    steps: float = 10.0  # multiple of the usual step time, if that exceeds the minimum
+    end: float = 30.0  # from the last rank's final heartbeat until its torchrun exits
+    step: float = 10.0  # minimum for a step
+    steps: float = 10.0  # multiple of the usual step time, if that is longer than the minimum
 
     def later(self, seconds: float) -> Limits:
-        """Returns limits for a watcher that sees the ranks' state `seconds` late."""
+        """Returns the limits for a watcher that sees the ranks' state with a delay of `seconds`."""
         return replace(
             self,
             silent=self.silent + seconds,
@@ -89,8 +93,8 @@ class Alarm:
 class Seen:
     """State of one rank.
 
-    `heard` and `moved` are the times, on the watchdog's clock, when the rank's beat and position
-    last changed.
+    `heard` and `moved` are when the rank's heartbeat and position last changed, by the watchdog's
+    clock.
     """
 
     beat: Beat
@@ -113,15 +117,15 @@ class Watchdog:
     limits: Limits = field(default_factory=Limits)
     seen: dict[int, Seen] = field(default_factory=dict)
     steps: deque[float] = field(default_factory=lambda: deque(maxlen=STEPS_KEPT))
-    latest: Seen | None = None  # rank that moved last
+    latest: Seen | None = None  # rank with the most recent progress
     looked: float = 0.0
     usual_step: float | None = None  # median of the observed step times; None before the first step
     best: float = float("inf")  # lowest value of usual_step so far
 
     def look(self, beats: Mapping[int, Beat], now: float) -> Alarm | None:
-        """Processes the ranks' latest beats and returns an alarm if the job makes no progress.
+        """Processes the ranks' latest heartbeats and returns an alarm if the job makes no progress.
 
-        Beats may be unchanged since the previous call.
+        Some may be unchanged since the previous call.
         """
         gap, self.looked = now - (self.looked or now), now
         moved = self.hear(beats.values(), now)
@@ -133,14 +137,14 @@ class Watchdog:
 
     @property
     def slower(self) -> float:
-        """Returns the ratio of recent to best step time, or 0 if it does not exceed ITSELF."""
+        """Returns the ratio of recent to best step time, or 0 if it is within the ITSELF limit."""
         recent = list(self.steps)[-RECENT:]
         times = median(recent) / self.best if len(recent) == RECENT else 0.0
         return times if times > ITSELF else 0.0
 
     def slow(self) -> list[Beat]:
-        """Returns the latest beats of ranks that have been much slower than the others for many
-        steps.
+        """Returns the latest heartbeats of ranks that have been much slower than the others for
+        many steps.
 
         Each rank is returned only once.
         """
@@ -154,7 +158,7 @@ class Watchdog:
         return [seen.beat for seen in found]
 
     def hear(self, beats: Iterable[Beat], now: float) -> list[Seen]:
-        """Updates the ranks' states from beats. Returns the ranks that moved."""
+        """Updates the ranks' states from their heartbeats. Returns the ranks that made progress."""
         ranks, found = self.seen, []
         for beat in beats:
             rank, _, _, _, phase, step, phase_seconds, time, step_seconds, _ = (
@@ -179,7 +183,9 @@ class Watchdog:
         return found
 
     def _find_slow(self, moved: Sequence[Seen]) -> None:
-        """Counts the consecutive slow beats and distinct slow readings of the ranks that moved."""
+        """Counts consecutive slow heartbeats and distinct slow readings of the ranks that made
+        progress.
+        """
         if not moved:
             return
         usual = sorted(seen.beat.busy_seconds for seen in self.seen.values())
@@ -234,14 +240,14 @@ class Watchdog:
         return Alarm(words, rank, worst.beat.node)
 
     def _stuck(self) -> Alarm | None:
-        """Returns an alarm if all ranks are alive, but no rank has moved for longer than its phase
-        allows.
+        """Returns an alarm if all ranks are alive, but none has made progress for longer than its
+        phase allows.
         """
         latest = self.latest
         if latest is None or len(self.seen) < self.ranks:
             return None
         limit = self.limits.of(latest.beat.phase, self.usual_step)
-        # Ranks that are still busy are past the last step.
+        # Ranks that are still busy have finished the last step.
         if latest.beat.phase == "end":
             latest = max(
                 (seen for seen in self.seen.values() if seen.beat.phase != "end"),
@@ -261,7 +267,7 @@ class Watchdog:
     def _over(self, now: float) -> Alarm | None:
         """Returns an alarm if all ranks have ended but torchrun is still running.
 
-        In that case, one of its agents is stopped, and the others wait for it.
+        In that case, one of its agents is assumed to be stopped, and the others wait for it.
         """
         latest = self.latest
         if latest is None or latest.beat.phase != "end" or len(self.seen) < self.ranks:
@@ -303,8 +309,8 @@ def median_without(ordered: Sequence[float], left_out: int) -> float:
 class Sentry:
     """Watchdog that reads a run folder's heartbeats, for one of the launcher's attempts.
 
-    If a scheduler restarts the ranks (health/fence.py), the watchdog starts over with the latest
-    start.
+    If a scheduler restarts the ranks (health/fence.py), the watchdog starts over with the new
+    ranks.
     """
 
     def __init__(
@@ -348,9 +354,9 @@ class Sentry:
         return self._blame(alarm) if alarm else None
 
     def alive(self, within: float) -> frozenset[int]:
-        """Returns the nodes with a new beat in the last `within` seconds.
+        """Returns the nodes that sent a heartbeat in the last `within` seconds.
 
-        Only this machine's clock is used.
+        Uses only this machine's clock.
         """
         now = time.monotonic()
         self.dog.hear(self._beats().values(), now)
@@ -359,11 +365,13 @@ class Sentry:
         )
 
     def _beats(self) -> dict[int, Beat]:
-        """Returns the new beats of the job's ranks."""
+        """Returns the new heartbeats of the job's ranks."""
         return {rank: beat for rank, beat in self.beats.new().items() if 0 <= rank < self.ranks}
 
     def newly_slow(self) -> list[Beat]:
-        """Returns the latest beats of ranks that have become slow since the last call."""
+        """Returns the latest heartbeats of ranks that have become stragglers since the last
+        call.
+        """
         return self.dog.slow()
 
     @property
@@ -377,8 +385,8 @@ class Sentry:
         Each node is returned once per attempt, and once more if the run also becomes slower. The
         key None is the link between two nodes if neither node is to blame.
 
-        A node must be found in two consecutive comparisons, because on busy cores, the round trip
-        of a single packet may be long on any node.
+        A node must be found in two consecutive comparisons, because on busy cores, a single
+        packet's RTT may be high on any node.
         """
         now, slower = time.monotonic(), self.slower
         if now - self.asked < 2 * tcp_stats.EVERY:

@@ -38,7 +38,7 @@ from ..trust import safe_output
 from ..trust.errors import telling
 
 LARGEST = 1 << 26  # maximum bytes to read from the end of a file
-OPEN, SHUT = 0, 69  # exit codes: the ranks may start, or EX_UNAVAILABLE (sysexits.h)
+OPEN, SHUT = 0, 69  # exit codes: 0 lets the ranks start; 69 (EX_UNAVAILABLE) doesn't
 NODES = "SLURM_JOB_NODELIST"
 
 
@@ -96,7 +96,7 @@ def examine(config: Config, hosts: Sequence[Host], start: Path) -> preflight.Pre
 
 
 def leave(folder: Path, hosts: Sequence[Host], finding: Finding) -> None:
-    """Prints a finding and appends it to its node's log, or to the first node's log if it concerns
+    """Prints a finding and appends it to its node's log, or to the first node's log if it affects
     all nodes.
     """
     verdict = (
@@ -113,7 +113,7 @@ def leave(folder: Path, hosts: Sequence[Host], finding: Finding) -> None:
 
 
 def _failed(said: Sequence[str], hosts: Sequence[Host]) -> list[Finding]:
-    """Returns findings that explain why the bandwidth test produced no result, quoting each host's
+    """Returns findings explaining why the bandwidth test produced no result, quoting each host's
     last error.
     """
     errors = {

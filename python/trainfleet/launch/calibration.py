@@ -25,8 +25,8 @@ ENOUGH = 20  # minimum number of steps; compilation and warm-up dominate shorter
 LARGEST = 1 << 20  # maximum size of a metrics.jsonl to read, in bytes
 PLAIN = 4  # minimum number of timed steps in a profile, excluding warm-up and profiled steps
 PROFILE = 9  # runs that a profile counts as, because its medians ignore disturbed steps
-NEAR, FAR = 0.2, 5.0  # ratios outside this range indicate a disturbed run
-# Metric names (engine/timing.py) that make up each group of predicted step parts.
+NEAR, FAR = 0.2, 5.0  # ratios outside this range suggest that other load interfered with the run
+# Maps each phase in the step-time estimate to its metrics in engine/timing.py.
 SPANS = {
     "computing": ("forward_seconds", "backward_seconds", "pipeline_seconds"),
     "gradients": ("communication_seconds",),
@@ -36,8 +36,8 @@ SPANS = {
 
 @dataclass(frozen=True)
 class Lesson:
-    """A past run's config, its measured-to-predicted speed ratio, and its measured-to-predicted
-    time ratio per group of step parts.
+    """Lesson from a past run: its config, and its ratios of measured to predicted speed overall and
+    of measured to predicted time per phase of a step.
     """
 
     config: Config
@@ -53,8 +53,8 @@ def experience_of(config: Config) -> Experience | None:
     """Returns corrections from similar past runs, or None if no run is similar. Prefers runs with
     the same layout, then the same model, then the same hardware.
 
-    Runs with the same layout correct the whole step. Other runs correct each group of step parts
-    separately, because the groups' shares of a step vary.
+    Runs with the same layout correct the total step time. Other runs correct each phase of a step
+    separately, because the mix of phases varies between layouts and models.
     """
     found = list(_lessons(config))
     for of, is_like in (
@@ -83,8 +83,8 @@ def _lessons(config: Config) -> Iterator[Lesson]:
 
 @functools.cache
 def _read(folder: Path, written: int) -> Lesson | None:
-    """Returns the run's Lesson, or None if its files can't be read. `written` is the modification
-    time of the run's results, which only serves as a cache key.
+    """Returns the run's Lesson, or None if its files can't be read. `written`, the modification
+    time of the run's results, serves only as a cache key.
     """
     with suppress(TrainfleetError, OSError):
         run = Run(folder)
@@ -124,8 +124,8 @@ def _predicted(config: Config, results: Record) -> StepTime | None:
 
 
 def _parts(steps: list[Record], predicted: StepTime) -> dict[str, float]:
-    """Returns the measured-to-predicted time ratio per group of step parts, or {} if the run did
-    not time its parts.
+    """Returns the ratio of measured to predicted time per phase of a step, or {} if the run did not
+    time its phases.
     """
     spent = {group: sum(_median(steps, name) for name in names) for group, names in SPANS.items()}
     # Measured forward and backward times include calls and exchange, which GROUPS lists separately.

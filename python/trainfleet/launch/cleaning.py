@@ -123,9 +123,7 @@ def remove(path: Path) -> int:
 
 
 def measure(path: Path) -> int:
-    """Returns the size in bytes of a file or of all files in a folder, excluding the targets of
-    links.
-    """
+    """Returns the size in bytes of a file, or of all files in a folder, without following links."""
     total = 0
     for part in _walk(path) if path.is_dir() and not path.is_symlink() else [path]:
         with suppress(FileNotFoundError):  # The file was removed in the meantime.
@@ -140,7 +138,7 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 
 CACHES = (".pytest_cache", ".mypy_cache", ".ruff_cache", str(COMPILED))
-# Suffixes that make profile, make scaling and make sweep append to the run's name.
+# Matches the suffix that `make profile`, `make scaling` and `make sweep` append to a run's name.
 MEASURING = r"-(?:(?:profile|scaling)-\d{4}-\d{6}[a-z0-9-]*|sweep-[0-9a-f]{8})"
 
 
@@ -184,8 +182,8 @@ def _remakeable() -> Iterator[Path]:
 
 
 def machines_of(config: Config | None) -> Machines | None:
-    """Returns the machines that the backend creates for this config, or None if the backend creates
-    no machines.
+    """Returns the machines that the backend creates for this config, or None if it doesn't create
+    machines.
     """
     backend = backend_of(config) if config and not is_guest(config) else None
     return backend.machines() if backend and Can.MACHINES in backend.can else None
@@ -223,8 +221,8 @@ def end_of_hosts(config: Config | None, everything: bool, sure: bool) -> int:
 
 
 def folders_of(config: Config | None, run: Run) -> Place:
-    """Returns where the run's folders are once its machines are gone: on this machine, or in S3 if
-    the nodes share no disk.
+    """Returns where the run's folders remain once its machines are gone: on this machine, or in S3
+    if the nodes have no shared disk.
     """
     backend = backend_of(config) if config else None
     return Here(run) if backend is None or Can.SHARED in backend.can else backend.place(run)
@@ -237,7 +235,7 @@ def take_down(
     up local files. Removes data only with PURGE. Returns the exit code.
 
     Raises:
-        BackendError: a resource that costs money is left.
+        BackendError: a billable resource remains.
     """
     if purge_too and not sure:
         held = machines.left()

@@ -37,8 +37,8 @@ from . import job_image, preflight
 from .calibration import experience_of
 
 Variables = Mapping[str, str]
-# Environment variable with the path of a JSON file. The file contains the requests that this
-# launcher must execute.
+# Environment variable that holds the path of a JSON file with the requests that this launcher must
+# execute.
 ORDER = "TRAINFLEET_ORDER"
 KINDS = ("tokenize", "train")
 TOKEN_BYTES = 4  # approximate bytes of text per token, for common tokenizers and most languages
@@ -78,8 +78,8 @@ def placed(error: NoSource, variables: Variables) -> ConfigError:
 
 
 def config_of(settings: Settings) -> tuple[Config, Derivation]:
-    """Returns the config with all derived values, and each value's origin. Raises ConfigError that
-    lists all errors, including violations of the backend's rules.
+    """Returns the config with all derived values, and each value's origin. Raises a ConfigError
+    listing all errors, including violations of the backend's rules.
     """
     return load(settings, terms_of)
 
@@ -134,8 +134,8 @@ def run_started(variables: Variables) -> Run:
 
 
 def store_named(variables: Variables) -> tuple[str, CheckpointStore]:
-    """Returns the name of the config's run, and its checkpoint store from the last training. Raises
-    RunError if the run was never started.
+    """Returns the run's name and the checkpoint store it last trained with. Raises RunError if the
+    run was never started.
     """
     run = run_started(variables)
     return run.name, store_of(run, load_resolved(run.config).checkpoint.path)
@@ -166,8 +166,8 @@ def plan_for(variables: Variables, kinds: Iterable[str] = KINDS) -> Plan:
 def plan_of(
     config: Config, derived: Derivation, kinds: Iterable[str] = KINDS, launch: str = ""
 ) -> Plan:
-    """Returns a config's plan. Uses the exact requests from the user's machine if it handed them
-    over to this launcher.
+    """Returns a config's plan. If the user's machine handed its requests over to this launcher, the
+    plan uses exactly those.
     """
     given = {request.job.kind: request for request in _given()}
     asked = dump_asked(config, derived)
@@ -188,7 +188,7 @@ def plan_of(
 
 
 def was_handed_over() -> bool:
-    """Returns whether this process runs on a fleet's head with requests from another machine."""
+    """Returns whether this process runs on a fleet's head on behalf of another machine."""
     return ORDER in os.environ
 
 
@@ -252,8 +252,8 @@ def sized(variables: Variables, weak: bool) -> list[tuple[Config, Derivation]]:
     """Returns a config for each node count. Each config is derived and checked separately before
     anything runs.
 
-    Strong scaling keeps the global batch size constant. Weak scaling keeps the batch size per rank
-    of the smallest node count.
+    Strong scaling keeps the global batch size constant, weak scaling the batch size per rank at the
+    smallest node count.
     """
     whole = {name: value for name, value in variables.items() if name != "NODES"}
     settings = settings_of(whole)

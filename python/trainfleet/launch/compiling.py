@@ -2,16 +2,16 @@
 share.
 
 The run is named `compile-<12 digits>`, after a hash of everything that affects its programs. Any
-machine that can see the runs therefore knows whether the cache is warm. Runs with identical
-programs share one compile run. Any change to the programs, such as another micro-batch size, needs
-a new one. The compiler's own cache is keyed by version, flags and graph, so no program is compiled
-twice.
+machine that can read the runs can therefore tell whether the cache is warm. Runs with identical
+programs share one compile run. Any change to the programs, such as a different micro-batch size,
+requires a new one. The compiler's own cache is keyed by version, flags and graph, so no program is
+compiled twice.
 
 If the scheduler has a queue, training is queued behind the compile job. Training starts once the
 compile job succeeds, with or without a launcher. The launcher follows the compile job first.
 `train` then finds the training job as if an earlier launcher had submitted it. Each compile attempt
-is a separate job, so training is queued again behind each attempt. Training is withdrawn if no
-attempt succeeds or you stop either job.
+is a separate job, so training is queued again behind each attempt. If no attempt succeeds, or you
+stop either job, the training job is cancelled.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class ChainedTraining:
             ConfigError, RunError, BackendError: the config can't be trained; `train` would raise
                 the same error.
         """
-        if self.is_asked_to_stop():  # The first job receives the stop request, too.
+        if self.is_asked_to_stop():  # The stop request also applies to the first job.
             return
         if self.submitted:
             self.backend.stop(self.submitted, at_once=True)
@@ -111,7 +111,7 @@ class ChainedTraining:
         self.run.note("queued", phase=status.phase.value, reason=status.reason)
 
     def withdraw(self, status: str) -> None:
-        """Withdraws the training job if it is queued, and records `status` in its results."""
+        """Cancels the queued training job, if any, and records `status` in its results."""
         if self.submitted:
             self.backend.stop(self.submitted, at_once=True)
         if self.begun:
@@ -144,8 +144,8 @@ GIVEN = (
 
 
 def require(config: Config) -> None:
-    """Raises ConfigError if the run does not compile, or if no shared folder could keep the
-    compiled programs.
+    """Raises ConfigError if there is nothing to compile ahead of time, or no shared folder to keep
+    the compiled programs in.
     """
     if compiles_ahead(config) or config.train.compile:
         return
@@ -164,7 +164,7 @@ def is_due(config: Config) -> bool:
         return False
     if not compiles_ahead(config) or config.train.compile_only or is_warm(config):
         return False
-    # Compilation is done if training is already queued or running.
+    # If training is already queued or running, no separate compile job is needed.
     return not (can_wait(config) and execution.left_running(config, run_of(config.name)))
 
 
@@ -181,8 +181,8 @@ def is_warm(config: Config) -> bool:
 
 
 def compile_first(config: Config, derived: Derivation, started: float) -> int:
-    """Compiles like `compile_ahead`, and queues training behind the compile job if the scheduler
-    supports it. Withdraws training if compilation fails.
+    """Runs `compile_ahead` with training queued behind the compile job, if the scheduler supports
+    dependent jobs. Cancels the training job if compilation fails.
     """
     waiting, code = ChainedTraining(config, derived, started), 1
     try:
@@ -239,7 +239,7 @@ def name_of(config: Config) -> str:
 
 
 def expected_duration(config: Config) -> str:
-    """Returns an estimate of the compile time as text, based on earlier runs."""
+    """Returns a compile time estimate as text, based on earlier runs."""
     taken = [
         seconds
         for path in RUNS.glob("compile-*/results.json")

@@ -136,14 +136,14 @@ def left_running(config: Config, run: run_folder.Run) -> tuple[Handle, Request] 
 
 
 def refit(run: run_folder.Run, config: Config) -> None:
-    """Writes the config with which the ranks continue, for example on fewer nodes."""
+    """Writes the config that the ranks continue with, for example on fewer nodes."""
     run_folder.write_atomic(run.config, dump_resolved(config))
     run.update_results(nodes=config.fleet.nodes, world_size=config.world_size)
 
 
 def record_launch(run: run_folder.Run, request: Request) -> None:
-    """Records the launch event, which marks when the run starts to cost money, with the command's
-    start time.
+    """Records the launch event, which marks when the run starts to cost money, along with the
+    command's start time.
     """
     began = run.read_results().get("started") or time.time()
     run.record(
@@ -156,9 +156,8 @@ def record_launch(run: run_folder.Run, request: Request) -> None:
 
 @dataclass(frozen=True)
 class Launch:
-    """A command that leads a run. `started` is the command's start time in unix seconds.
-
-    `sequel` is a job to queue behind the run's last job.
+    """Launch of a run by the command that leads it. `started` is the command's start time in unix
+    seconds. `sequel` is a job to queue behind the run's last job.
     """
 
     plan: Plan
@@ -261,7 +260,7 @@ class Launch:
         if not handle:
             record_launch(self.run, request)
         logged = lambda: sum(run_folder.size_of(log) for log in request.logs)  # noqa: E731
-        # A compile job prints little, so its logs' size serves as progress.
+        # A compile job prints little, so log size serves as its progress.
         told = {"progress": logged, "still": lambda: COMPILES} if request.job.ahead else {}
         live = Live(self.run, self.config.train.steps)
         return self._execute(request, live, handle, sequel=self.sequel, **told)
@@ -284,7 +283,7 @@ class Launch:
     def _execute(
         self, request: Request, live: Live | TokenizeLive, running: Handle | None, **told: Any
     ) -> bool:
-        """Follows a job until it ends. `told` contains further arguments for the job's Watch.
+        """Follows a job until it ends. `told` is passed on to the job's Watch.
 
         Raises:
             JobFailed: the job failed; the message contains the verdict.

@@ -66,7 +66,7 @@ class Succession:
         self.shut: list[Host] = []
         self.knocked = 0.0
         self.tried: Host | None = None
-        self.said = ""  # last printed reason why no host is on standby
+        self.said = ""  # last printed reason why there is no standby
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self._keep, name="succession", daemon=True)
 

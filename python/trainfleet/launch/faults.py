@@ -28,20 +28,21 @@ from .rehearsal import (
     RehearsalStage,
 )
 
-# Bytes: less than a checkpoint's files, more than any of the run's logs.
+# File size limit in bytes: below the size of a checkpoint's files, above that of any of the run's
+# logs.
 SMALL = 600_000
 # Duration in seconds, longer than the timeout for a silent node.
 CUT, CUT_RATE = (30, "rate 1kbit burst 90 latency 1ms")
-# Each packet is delayed, and a step's few MB take half a second instead of hundredths of a second.
-# SLOWED is the maximum duration in seconds.
+# Delays each packet, so that a step's few MB take half a second instead of a few hundredths. SLOWED
+# is the maximum duration in seconds.
 SLOWED, SLOW_RATE = 90, "rate 50mbit burst 32kb latency 2s"
 SLOWLY = (
     f"train.steps={LONGEST} train.log_every=10 checkpoint.every={LONGEST} fleet.on_slow_node=warn"
 )
 USUAL = 30.0  # seconds of training until the usual step time is known (watchdog.RECENT)
 FULL = f"prlimit --pid $p --fsize={SMALL}:{SMALL} 2>&1 && echo {STRUCK}"
-# File permissions stop every user except root. For a rank that runs as root, a read-only bind mount
-# covers the checkpoint folder.
+# File permissions don't stop root, so if the rank runs as root, the checkpoint folder is remounted
+# read-only over itself.
 READ_ONLY = f"""[ "$(id -u)" = 0 ] || {{ chmod 555 "$c" && echo {STRUCK}; exit; }}
 nsenter --target $p --mount --root --wd sh -c 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0"' "$c" 2>&1 &&
 echo {STRUCK}"""  # noqa: E501
@@ -101,7 +102,9 @@ class Fault:
 
 
 def rehearse(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
-    """Injects a fault and returns its outcome, or the reason why this stage can't inject it."""
+    """Injects a fault and returns its outcome. The outcome gives the reason if this stage can't
+    inject the fault.
+    """
     if why := next((stage.lacking[need] for need in fault.needs if need in stage.lacking), ""):
         return FaultOutcome(fault.name, skipped=why, what=fault.what)
     outcome, left = fault.play(fault, stage), stage.left_over()
@@ -194,7 +197,7 @@ def _measure(
     """Returns a fault's outcome from the run's events since `began`. Checks what every fault
     requires: the right verdict, unchanged losses and a bounded number of repeated steps. `named`
     replaces the verdict event for faults that have no verdict. `ends` specifies whether the run
-    must finish without help.
+    must finish without being restarted by the user.
     """
     events = stage.events(fault.name, began)
     verdict = named or _first(events, "verdict")
@@ -225,8 +228,8 @@ def _seconds(began: float, event: Record | None) -> float | None:
 
 
 def _has_equal_losses(stage: RehearsalStage, name: str, ends: bool) -> bool:
-    """Returns whether a run's losses equal the unbroken run's. Compares only the steps it
-    completed, unless the run must finish without help.
+    """Returns whether a run's losses equal those of the fault-free baseline. Compares only the
+    steps it completed, unless the run must finish without being restarted by the user.
     """
     losses = stage.losses(name)
     return all(
@@ -240,8 +243,8 @@ def _first(events: Iterable[Record], *names: str, after: float = 0.0) -> Record 
 
 
 def _what_is_wrong(fault: Fault, verdict: Record | None, said: str) -> str:
-    """Returns what is wrong with a verdict, either its cause or the blamed rank, or "" if the
-    verdict is right.
+    """Describes what is wrong with a verdict (its cause or the blamed rank), or returns "" if it is
+    right.
     """
     if said not in (fault.verdicts or ("none",)):
         return f"the verdict was {said}, not {' or '.join(fault.verdicts) or 'none'}"
@@ -311,9 +314,9 @@ def _at_checkpoints(command: str) -> Callable[[Fault, RehearsalStage], FaultOutc
 def _mended(
     fault: Fault, stage: RehearsalStage, began: float, code: int, words: str = ""
 ) -> FaultOutcome:
-    """Measures a fault that would also break the next attempt, after the stage has undone it. The
-    command must fail with the reason, and rerunning it must continue the run. Alternatively, the
-    run may continue without the faulty node.
+    """Measures the outcome of a fault that persists across attempts, after the stage has undone it.
+    The command must fail with the fault's cause, and rerunning it must continue the run.
+    Alternatively, the run may continue without the faulty node.
     """
     restarted = any(event["event"] == "restarted" for event in stage.events(fault.name, began))
     elsewhere = (
@@ -332,8 +335,8 @@ def _mended(
 
 
 def _changed(program: str, words: str = "") -> Callable[[Fault, RehearsalStage], FaultOutcome]:
-    """Injects a program into the nodes' Python startup to simulate a faulty installation, then
-    removes it.
+    """Returns a function that injects the fault: the nodes' Python runs `program` at startup, as if
+    the installation were broken, until the command ends.
     """
 
     def play(fault: Fault, stage: RehearsalStage) -> FaultOutcome:

@@ -1,11 +1,11 @@
 """Publishes a launch in the run folder before its launcher takes the lease, so that any machine can
 see and cancel the launch.
 
-Before a launcher takes the lease, a launch spends minutes on images, plans, the preflight, code and
-tokenizers. This is the first phase of the run's lease (health/lease.py). During this phase, the
-launching command renews its entry, and ends on a stop request as it does on Ctrl-C. Afterwards, the
-launcher and its ranks check for stop requests. If two launches start simultaneously, the one that
-finds the other's entry ends.
+A launch spends minutes on images, plans, the preflight, code and tokenizers before its launcher
+takes the lease. This is the first phase of the run's lease (health/lease.py). During this phase,
+the launching command renews its entry, and exits on a stop request as it does on Ctrl-C.
+Afterwards, the launcher and its ranks check for stop requests. If two launches start
+simultaneously, the one that finds the other's entry exits.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class FirstPhase:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     def end(self, begun: bool) -> None:
-        """Withdraws the launch. `begun` specifies whether a launcher leads the run; if so, it
+        """Removes this launch's entry. `begun` specifies whether a launcher now leads the run and
         handles any stop request.
         """
         if not self.over.is_set():
@@ -113,7 +113,7 @@ def launching(config: Config, verb: str) -> Iterator[None]:
 
 
 def leads(run: Run) -> None:
-    """Withdraws this launch because its launcher now holds the lease."""
+    """Removes this launch's entry, because its launcher now holds the lease."""
     if phase := _open.get(run.name):
         phase.end(begun=True)
 
@@ -165,7 +165,7 @@ def under_way(place: Place) -> Launching | None:
 
 
 def gone(place: Place, found: Launching) -> str:
-    """Returns the reason why a launch is dead, or "" if it is alive. Waits for a renewal instead of
+    """Returns why a launch is considered dead, or "" if it is alive. Waits for a renewal instead of
     comparing clocks.
     """
     if f" on {platform.node()} (process" in found.words:
@@ -186,7 +186,7 @@ def cancel(place: Place, run: Run, found: Launching) -> bool:
     by then.
 
     Raises:
-        RunError: the launch does not end.
+        RunError: the launch does not end in time.
     """
     place.ask_to_stop()
     print(f"asked the launch of {run.name} to end: {found}", flush=True)

@@ -55,7 +55,7 @@ def evaluate(variables: Mapping[str, str], tasks: str) -> int:
 
 
 def require_known(tasks: str, known: list[str]) -> None:
-    """Raises ConfigError that lists unknown tasks with the nearest known names. Accepts any task if
+    """Raises a ConfigError listing unknown tasks with the closest known names. Accepts any task if
     `known` is empty.
     """
     named = [task.strip() for task in tasks.split(",")]

@@ -38,7 +38,7 @@ UNUSED = 8  # warning threshold for the ratio of model.vocab_size to the tokeniz
 
 
 def require(config: Config) -> None:
-    """Raises ConfigError that lists every unusable setting, each with a suggested fix."""
+    """Raises a ConfigError listing every unusable setting with a suggested fix."""
     if found := list(problems(config)):
         then = "use SET='key=value' to try a value; run make plan to see its needs"
         raise ConfigError([Problem(0, "", *one) for one in found], next=then)
@@ -66,8 +66,8 @@ def problems(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def room_of(config: Config) -> Room | None:
-    """Returns the memory available to the ranks, or None if unknown. Depending on the fleet, this
-    is the memory of the instance type's devices, of the local devices or of this machine.
+    """Returns the memory available to the ranks: that of the fleet's devices, or this machine's
+    when training on its CPUs. Returns None if unknown.
     """
     here = backend_of(config).is_here
     if config.fleet.device == "cpu":
@@ -77,8 +77,8 @@ def room_of(config: Config) -> Room | None:
 
 
 def warnings(config: Config) -> list[str]:
-    """Returns warnings about usable but questionable settings. They cover changes at a resume,
-    vocabulary that the tokenizer never uses, and insufficient free memory on this machine.
+    """Returns warnings about usable but questionable settings: changes on resume, vocabulary that
+    the tokenizer never uses, and insufficient free memory on this machine.
 
     Raises:
         RunError: the run can't continue with this config.
@@ -170,7 +170,7 @@ def this_machine() -> Room:
 
 
 def _shut(config: Config) -> Iterator[tuple[str, str]]:
-    """Yields the key and error message for each folder that the run must write but can't."""
+    """Yields the key and error message for each folder that the run must write to but can't."""
     own = {"name": run_of(config.name).folder}
     # A finished dataset is only read.
     if not (dataset := DATA / config.data.name).joinpath(MANIFEST).exists():

@@ -227,7 +227,7 @@ def environment(config: Config, host: Host, facts: Facts) -> Iterable[str]:
 
 def compare(config: Config, facts: Mapping[str, Facts]) -> tuple[list[str], bool]:
     """Returns lines about differences between config and nodes, with suggested fixes. Also returns
-    whether the config can stay unchanged.
+    whether the config works unchanged.
     """
     fleet, kind = config.fleet, config.fleet.node_type
     wrong = [
@@ -247,7 +247,7 @@ def compare(config: Config, facts: Mapping[str, Facts]) -> tuple[list[str], bool
 
 
 def _correction(config: Config, found: Devices, wrong: bool) -> Iterator[str]:
-    """Yields lines to copy into the config that describe the nodes' devices."""
+    """Yields config lines, ready to copy, that describe the nodes' devices."""
     kind = config.fleet.node_type
     how = "differs from" if wrong else "does not fully describe" if kind else "does not describe"
     yield f"the config {how} the nodes' devices; write:"

@@ -36,13 +36,13 @@ from ..trust.errors import BackendError, RunError
 
 # Steps in the run, steps between checkpoints, and the step at which the fault is injected.
 STEPS, EVERY, BREAK_AT = (120, 20, 50)
-LONGER = 400  # number of steps if progress reaches this machine with a delay of seconds
-LONGEST = 8000  # number of steps in a run that is stopped once its fault is detected
+LONGER = 400  # number of steps if this machine sees progress only seconds later
+LONGEST = 8000  # number of steps in a run that is stopped as soon as its fault is detected
 PATIENCE = 480.0  # timeout in seconds for a command
-LEFT_WITHIN = 10.0  # timeout in seconds for every process to end
+LEFT_WITHIN = 10.0  # timeout in seconds for all processes to end
 APART = 5.0  # maximum lag of a host's clock behind this machine's, in seconds
-SITE = "site"  # folder of the program that the nodes' Python runs at startup
-STRUCK = "struck"  # printed by a command that has injected its fault
+SITE = "site"  # folder with the program that the nodes' Python runs at startup
+STRUCK = "struck"  # printed by a command once it has injected its fault
 # A model this small does not benefit from more threads, which would contend on a busy node.
 PYTHON = """#!/bin/sh
 export OMP_NUM_THREADS=1 PYTHONPATH={site}${{PYTHONPATH:+:$PYTHONPATH}}
@@ -56,8 +56,8 @@ PARENT = "p=$(sed 's/.*) //' /proc/$p/stat | cut -d ' ' -f 2); "
 OWN_LINKS = "nodes simulated on one machine have no separate links"
 # Features that faults require (faults.Fault.needs) and stages may lack, besides LINKS and OWN_HEAD
 # (backends/base.py). SPARE: enough nodes to continue without one. MAJORITY: enough nodes to
-# identify a slow one. KERNEL: a network that tc can slow down. PYTHON_OF_NODES: modifiable Python
-# startup on the nodes. MOUNTS: mounts that end with the run.
+# identify a slow one. KERNEL: a network that tc can slow down. PYTHON_OF_NODES: nodes whose Python
+# startup can be modified. MOUNTS: mounts that disappear when the run ends.
 SPARE, MAJORITY, KERNEL = "spare", "majority", "kernel network"
 PYTHON_OF_NODES, MOUNTS = "python", "mounts"
 LACKING = {
@@ -69,7 +69,9 @@ LACKING = {
 def config_of_run(
     fleet: Mapping[str, object], text: str, batch: int = 8, steps: int = STEPS
 ) -> str:
-    """Returns a short run's config.yaml for this fleet, with documents from the folder `text`."""
+    """Returns a short run's config.yaml for this fleet, with training text from the folder
+    `text`.
+    """
     return yaml.safe_dump(
         {
             "name": "whole",
@@ -103,9 +105,7 @@ def config_of_run(
 
 
 def documents() -> dict[str, bytes]:
-    """Returns the training text as forty small files, keyed by path relative to the stage's
-    folder.
-    """
+    """Returns the training text as 40 small files, keyed by path relative to the stage's folder."""
     lines = {
         number: " ".join(f"word{(number * step) % 97} is {step}." for step in range(60))
         for number in range(40)
@@ -117,8 +117,8 @@ def documents() -> dict[str, bytes]:
 
 
 def python_of(place: str, interpreter: str) -> bytes:
-    """Returns a wrapper script for the Python on nodes that this machine does not start. Python
-    runs the program in SITE at startup (RehearsalStage.alter).
+    """Returns a wrapper script for the Python interpreter on nodes that this machine does not
+    start. With it, Python runs the program in SITE at startup (RehearsalStage.alter).
     """
     return PYTHON.format(site=quote(f"{place}/{SITE}"), python=quote(interpreter)).encode()
 
@@ -142,16 +142,18 @@ def plain(value: Any) -> Any:
 
 @dataclass
 class RehearsalStage:
-    """An environment in which faults are injected into runs, with a folder in which `type` runs
-    commands as a user would. This class simulates all nodes on this machine. Stages with real nodes
-    override `place`, `at_rank`, `on_head`, `let_write` and `at_work`, and implement what only they
-    support, such as `shape`.
+    """Environment for injecting faults into runs. `type` runs commands in its folder as a user
+    would.
+
+    This class simulates all nodes on this machine. Stages with real nodes override `place`,
+    `at_rank`, `on_head`, `let_write` and `at_work`, and implement what only they support, such as
+    `shape`.
     """
 
     folder: Path
     # features that this stage lacks, with reasons
     lacking: Mapping[str, str] = field(default_factory=lambda: LACKING)
-    # the unbroken run's losses by step
+    # losses of the fault-free baseline run, by step
     whole: Mapping[int, float] = field(default_factory=dict)
     said: str = ""  # output of the last finished command
 
@@ -169,7 +171,7 @@ class RehearsalStage:
         return str(self.folder)
 
     def called(self, name: str) -> str:
-        """Returns the run's name for the fault `name`."""
+        """Returns the run name for the fault `name`."""
         return name
 
     def run(self, name: str) -> Run:
@@ -260,7 +262,7 @@ class RehearsalStage:
         for the rank's PID and $c for the run's checkpoint folder.
 
         Raises:
-            RunError: no host has a process of rank 1.
+            RunError: no host runs rank 1.
         """
         return self.on_head(self.words_at_rank(name, command))
 
@@ -340,7 +342,7 @@ class RehearsalStage:
 
     def shape(self, name: str, rate: str, seconds: int) -> str:
         """Limits the traffic from rank 1's host to `rate` for `seconds` seconds, using tc. Returns
-        "" or the reason for failure.
+        "" on success, or the reason if that fails.
         """
         return self.lacking[LINKS]
 
@@ -359,8 +361,8 @@ class RehearsalStage:
         )
 
     def processes(self) -> list[int]:
-        """Returns the PIDs on this machine with the stage's folder as working directory, except
-        this process.
+        """Returns the PIDs of the other processes on this machine whose working directory is the
+        stage's folder.
         """
         found = []
         for entry in Path("/proc").glob("[0-9]*"):
@@ -374,9 +376,7 @@ class RehearsalStage:
         return self.processes()
 
     def left_over(self) -> Sequence[object]:
-        """Waits up to `left_within` seconds until the stage's runs are gone. Returns the
-        leftovers.
-        """
+        """Waits up to `left_within` seconds for the stage's runs to end. Returns the leftovers."""
         until = time.monotonic() + self.left_within
         while (found := self.at_work()) and time.monotonic() < until:
             time.sleep(0.2)
@@ -385,12 +385,12 @@ class RehearsalStage:
 
 @contextmanager
 def stage() -> Iterator[RehearsalStage]:
-    """Yields a stage with data and an unbroken run's losses. Removes the stage's files and
-    processes afterwards.
+    """Yields a stage holding the training data and the losses of a fault-free baseline run. Removes
+    its files and processes on exit.
 
     Raises:
         BackendError: the same user is running another rehearsal.
-        RunError: the unbroken run failed.
+        RunError: the baseline run failed.
     """
     with own_folder() as folder:
         made = RehearsalStage(folder)
@@ -444,8 +444,8 @@ def own_folder(parent: Path | None = None) -> Iterator[Path]:
 
 
 def empty(made: RehearsalStage) -> None:
-    """Kills all processes in the stage's folder, including a killed rehearsal's, and removes all
-    contents except the lock.
+    """Kills all processes in the stage's folder, including those of a killed rehearsal, and removes
+    everything but the lock.
     """
     for pid in made.processes():
         with suppress(ProcessLookupError):
@@ -460,7 +460,7 @@ def empty(made: RehearsalStage) -> None:
 
 
 def rehearse_unbroken(made: RehearsalStage) -> None:
-    """Executes the unbroken run and stores its losses in the stage. Raises RunError if the run
+    """Runs the fault-free baseline and stores its losses in the stage. Raises RunError if the run
     fails.
     """
     process = made.begin("whole")

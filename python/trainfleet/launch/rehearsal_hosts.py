@@ -1,11 +1,11 @@
 """Rehearsal stage on a fleet's hosts: a short separate run in a new folder inside the shared
 folder.
 
-The stage only touches its folder, processes that have its runs' mark, and one host's network link
-for a limited time. It restores everything at the end, even after Ctrl-C. After kill -9, the hosts
-clean up on their own because each host's guard watches for this process's heartbeat. After SILENT
-seconds without a heartbeat, the guard ends the runs, removes their mounts, and removes the folder.
-Each host restores its link after a fixed time, without this process.
+The stage only touches its folder, processes marked as belonging to its runs, and, for a limited
+time, one host's network link. It restores everything at the end, even after Ctrl-C. After kill -9,
+the hosts clean up on their own because each host's guard watches for this process's heartbeat.
+After SILENT seconds without a heartbeat, the guard kills the runs, removes their mounts, and
+removes the folder. Each host restores its link after a fixed time, without this process.
 
 Limitations: links can't be changed on hosts where sudo requires a password. Instances that only
 Session Manager can reach are not supported.
@@ -91,11 +91,12 @@ do sleep 5; done
 
 @dataclass
 class HostStage(RehearsalStage):
-    """A rehearsal stage on hosts. Faults affect node 1's host."""
+    """Rehearsal stage that runs on the fleet's hosts. Faults are injected on node 1's host."""
 
     transport: Transport = field(kw_only=True)
     shared: str = field(kw_only=True)  # the stage folder's path on the hosts
-    names: tuple[str, ...] = field(kw_only=True)  # names of the unbroken run and the faults
+    # Names of the runs: the baseline and one per fault.
+    names: tuple[str, ...] = field(kw_only=True)
 
     steps, apart, outlives, things = LONGER, APART, True, "hosts with processes"
 
@@ -131,7 +132,9 @@ class HostStage(RehearsalStage):
         return next(iter(answers.ok.values())).stdout.strip()
 
     def on_all(self, command: str) -> None:
-        """Runs a shell command on every host. Raises BackendError that lists the failed hosts."""
+        """Runs a shell command on every host. Raises a BackendError listing the hosts where it
+        failed.
+        """
         self.transport.run(command, timeout=TIMEOUT).require(UNDONE)
 
     def let_write(self, name: str) -> None:
@@ -174,7 +177,7 @@ class HostStage(RehearsalStage):
         ]
 
     def end_all(self) -> str:
-        """Returns a shell command that ends the stage's runs on a host, launchers first, and
+        """Returns a shell command that kills the stage's runs on a host, launchers first, and
         removes their job files from the host.
         """
         ends = [
@@ -190,7 +193,7 @@ class HostStage(RehearsalStage):
         )
 
     def put_back(self) -> None:
-        """Restores the hosts. Raises BackendError that lists the hosts that could not be
+        """Restores the hosts. Raises a BackendError listing the hosts that could not be
         restored.
         """
         folder = quote(self.shared)
@@ -203,7 +206,7 @@ class HostStage(RehearsalStage):
         ).failed
         failed |= self.transport.run(
             END.format(mark=self.guard), timeout=TIMEOUT
-        ).failed  # Guards end last because they must watch until the folder is removed.
+        ).failed  # Guards are stopped last, because they must watch until the folder is removed.
         if failed:
             raise BackendError(
                 by_host("these hosts were not fully restored", failed),
@@ -256,7 +259,7 @@ def stage_on(config: Config, names: Sequence[str]) -> Iterator[RehearsalStage]:
     Raises:
         BackendError: another rehearsal is running on the hosts, or a host can't be reached or
             restored.
-        RunError: the unbroken run failed.
+        RunError: the baseline run failed.
     """
     shared = f"{config.fleet.shared_folder}/rehearsal"
     with rehearsal.own_folder() as folder, open_fleet(config) as transport:
@@ -290,8 +293,8 @@ def _refuse_another(made: HostStage) -> None:
 
 
 def _furnish(made: HostStage, config: Config) -> None:
-    """Creates the stage's folder and documents on the hosts, a guard on every host, and the config
-    on this machine.
+    """Sets up the stage: the folder and training text on the hosts, a cleanup guard process on
+    every host, and config.yaml on this machine.
     """
     folder = quote(made.shared)
     made.on_all(made.end_all())

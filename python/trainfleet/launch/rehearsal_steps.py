@@ -1,5 +1,5 @@
-"""Rehearsal stage in a scheduler's jobs (Slurm): a short run of two nodes in a separate folder.
-Additional job steps inject the faults.
+"""Rehearsal stage that runs in a scheduler's jobs (Slurm): a short two-node run in a separate
+folder, with faults injected by additional job steps.
 
 The stage only touches its folder and the jobs that run in it. Both are removed at the end, even
 after Ctrl-C or kill -9. A guard process on this machine waits until this process ends, cancels the
@@ -54,7 +54,7 @@ ENGINES = "the nodes of a managed service allow no login, so kill -9, tc and mou
 
 @dataclass
 class JobStage(RehearsalStage):
-    """A rehearsal stage in a scheduler's jobs. Faults affect node 1's rank."""
+    """Rehearsal stage that runs in a scheduler's jobs. Faults are injected into node 1's rank."""
 
     beside: JobSteps = field(kw_only=True)
 
@@ -86,17 +86,18 @@ class JobStage(RehearsalStage):
 
 @contextmanager
 def stage_in_jobs(config: Config, beside: JobSteps) -> Iterator[RehearsalStage]:
-    """Yields a stage in jobs of the config's scheduler. Removes the stage's jobs and files
-    afterwards.
+    """Yields a stage that runs in jobs of the config's scheduler. Removes its jobs and files on
+    exit.
 
     Raises:
         BackendError: another rehearsal is running, or a job can't be cancelled.
-        RunError: the unbroken run failed.
+        RunError: the baseline run failed.
     """
     with rehearsal.own_folder(Path(beside.folder)) as folder:
         lacking = {**beside.lacking, **({MOUNTS: ROOT} if os.getuid() == 0 else {})}
         made = JobStage(folder, lacking, beside=beside)
-        _end(_guard(beside, folder))  # Cancels jobs of an earlier rehearsal whose machine died.
+        # Cancels jobs left by an earlier rehearsal whose machine died.
+        _end(_guard(beside, folder))
         rehearsal.empty(made)
         guard = _guard(beside, folder)
         try:

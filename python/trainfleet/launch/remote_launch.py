@@ -85,7 +85,7 @@ def handed_over(place: Hosts) -> Config | None:
 
 
 def require_same(config: Config, there: Config, run: Run, finished: bool) -> None:
-    """Raises RunError that lists the differences if a running or finished run has another
+    """Raises a RunError listing the differences if the run is running or finished with a different
     config.
     """
     was, now = changes.flatten(there), changes.flatten(config)
@@ -111,8 +111,8 @@ def require_same(config: Config, there: Config, run: Run, finished: bool) -> Non
 
 
 def asked_of(head: Head, bill: Bill | None) -> dict[str, str]:
-    """Returns environment variables with AWS facts that a launcher on a host can't query: when the
-    machines will be reclaimed, and the upfront payment.
+    """Returns environment variables that pass on what a launcher on a host can't query from AWS:
+    when the machines will be reclaimed, and how much was prepaid.
     """
     known = {ENDS: head.ends, PAID: bill.paid if bill and bill.paid else None}
     return {name: str(value) for name, value in known.items() if value is not None}
@@ -149,7 +149,7 @@ def launch(verb: str, plan: Plan, head: Head, place: Hosts, started: float) -> L
 
 
 def _prepare(plan: Plan, head: Head, place: Hosts) -> list[Host]:
-    """Selects the hosts that fit together, and writes the run's config to this machine and these
+    """Selects the hosts that fit together, and writes the run's config to this machine and those
     hosts. Returns the hosts.
     """
     plan, sound = fit_hosts(plan, head, place.run)
@@ -160,8 +160,8 @@ def _prepare(plan: Plan, head: Head, place: Hosts) -> list[Host]:
 
 
 def _withdraw(plan: Plan, place: Hosts, standbys: list[Host]) -> None:
-    """Ends a launcher that has no lease, and dismisses its standby hosts. Prints a warning on
-    failure.
+    """Stops a launcher that has not taken the lease, and dismisses its standby hosts. Prints a
+    warning on failure.
     """
     backend = backend_of(plan.config)
     try:
@@ -175,8 +175,8 @@ def _withdraw(plan: Plan, place: Hosts, standbys: list[Host]) -> None:
 
 
 def fit_hosts(plan: Plan, head: Head, run: Run) -> tuple[Plan, list[Host]]:
-    """Returns the plan for the hosts that fit together, and these hosts. Raises BackendError if too
-    few hosts fit, or if another run uses them.
+    """Returns a plan for the hosts that fit together, along with those hosts. Raises BackendError
+    if too few hosts fit, or if another run uses them.
     """
     backend = backend_of(plan.config)
     sound, unsound = head.survey(head.transport.hosts)
@@ -209,7 +209,7 @@ def await_lease(place: Hosts, host: Host, term: int, words: LauncherLogs) -> Non
     """Waits until the launcher has taken its lease, with a term higher than `term`.
 
     Raises:
-        BackendError: the launcher ended first or timed out. Its output is printed.
+        BackendError: the launcher exited first or timed out. Its output is printed.
     """
     deadline = time.monotonic() + TO_BEGIN
     while True:
@@ -233,8 +233,9 @@ def await_lease(place: Hosts, host: Host, term: int, words: LauncherLogs) -> Non
 
 
 def pass_preflight(head: Head, sound: list[Host]) -> dict[str, str]:
-    """Checks before a job starts that its nodes fit together, and tests the links if the instance
-    type is known. Replaces unfit hosts with spares. Returns the excluded hosts with reasons.
+    """Checks that a job's nodes fit together before it starts, and tests their links if the
+    instance type is known. Replaces unfit hosts with spares. Returns the excluded hosts with
+    reasons.
 
     Raises:
         BackendError: too few hosts fit. The error lists the reasons per host.

@@ -150,8 +150,8 @@ def heard_now(run: Run, variables: Variables) -> str | None:
     backend = backend_known(run, variables) if waited else None
     if backend is None or backend.hands_over or not (job := load_job(run)):
         return ""
-    # The default handler raises KeyboardInterrupt, which no `except Exception` in the backend
-    # catches.
+    # The default handler raises KeyboardInterrupt, which the backend's `except Exception` clauses
+    # don't catch.
     signal.signal(signal.SIGALRM, signal.default_int_handler)
     signal.alarm(ANSWERS)
     try:
@@ -164,7 +164,7 @@ def heard_now(run: Run, variables: Variables) -> str | None:
 
 
 def require_known(run: Run, handle: Handle, status: Status) -> None:
-    """Raises BackendError that lists unreachable nodes, because processes may still be running on
+    """Raises a BackendError listing unreachable nodes, because processes may still be running on
     them.
     """
     if status.lost:
@@ -199,8 +199,8 @@ def config_known(run: Run, variables: Variables) -> Config | None:
     if run.config.exists():
         with suppress(ConfigError):
             config = load_resolved(run.config)
-            # A different name means another run's config, with which commands would query or remove
-            # the wrong run.
+            # If the name differs, this is another run's config; commands would query or remove the
+            # wrong run.
             if config.name == run.name:
                 return config
     with suppress(ConfigError):  # Commands that only read a run do not need a valid config.
@@ -217,7 +217,7 @@ def backend_known(run: Run, variables: Variables) -> Backend | None:
 
 
 def is_nowhere(config: Config) -> bool:
-    """Returns whether the fleet has no machines yet, which means that the run was never active."""
+    """Returns whether the fleet has no machines yet, so the run can't have been active."""
     return not backend_of(config).lingers
 
 

@@ -21,7 +21,7 @@ from .calibration import experience_of
 from .command import config_of, plan_of
 from .training import train
 
-MOST = 100  # maximum points of a sweep
+MOST = 100  # maximum number of points in a sweep
 SWEPT = ("train", "model")
 AXIS = re.compile(r"([a-z0-9_.]+)=([^,\s]+(?:,[^,\s]+)*)")
 HOW = "make sweep GRID='train.learning_rate=1e-4,3e-4 model.layers=4,8'"
@@ -30,7 +30,7 @@ STOPPED = 130  # exit code of a run that was asked to stop
 
 @dataclass(frozen=True)
 class Point:
-    """A run of a sweep, with its values as dotted key and text."""
+    """One run of a sweep. `values` pairs each dotted config key with its value as text."""
 
     values: tuple[tuple[str, str], ...]
     config: Config
@@ -59,12 +59,12 @@ class Point:
 
     @property
     def rank(self) -> tuple[float, float]:
-        """Returns the sort key of the final table: points that trained longest first."""
+        """Returns the sort key for the final table: points that trained longest come first."""
         return (-self.state.step * (self.score < math.inf), self.score)
 
 
 def axes_of(grid: str) -> dict[str, list[str]]:
-    """Parses GRID into the values of each key. Raises ConfigError with every invalid word."""
+    """Parses GRID into the values of each key. Raises a ConfigError listing all invalid words."""
     axes, problems = dict[str, list[str]](), list[Problem]()
     for word in grid.split():
         axis = AXIS.fullmatch(word)
@@ -84,10 +84,10 @@ def axes_of(grid: str) -> dict[str, list[str]]:
 
 
 def combinations(axes: dict[str, list[str]], samples: int) -> list[tuple[tuple[str, str], ...]]:
-    """Returns all combinations, or `samples` of them, always the same ones, if it is not 0.
+    """Returns all combinations, or a reproducible sample of `samples` of them if that is not 0.
 
     Raises:
-        ConfigError: there are more than MOST.
+        ConfigError: there would be more than MOST points.
     """
     total = math.prod(map(len, axes.values()))
     if (samples or total) > MOST:
@@ -112,7 +112,7 @@ def points_of(settings: Settings, grid: str, samples: int) -> list[Point]:
     points = []
     for values in combinations(axes_of(grid), samples):
         words = " ".join(f"{key}={value}" for key, value in values)
-        # The name depends only on the values, so the same command continues its runs.
+        # The name depends only on the values, so rerunning the command continues its runs.
         name = f"{base}-sweep-{zlib.crc32(words.encode()):08x}"
         short = {f"GRID {key}={value}": (key, value) for key, value in values}
         one = replace(settings, short={**settings.short, **short, "GRID": ("name", name)})

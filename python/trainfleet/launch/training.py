@@ -69,7 +69,8 @@ def require_same(config: Config, run: Run) -> None:
     Raises:
         RunError: the config has incompatible changes. The error lists them.
     """
-    # The plan does not query S3, so changes to a run with checkpoints in S3 are printed here.
+    # The plan doesn't query S3, so if the run's checkpoints are there, print the config changes
+    # here.
     in_bucket = (config.checkpoint.path or "").startswith(SCHEME)
     for line in preflight.resumption(config, run):
         print(f"{line}\n" * in_bucket, end="", flush=True)
@@ -98,8 +99,8 @@ def mend_finished(plan: Plan, run: Run) -> None:
 
 
 def require_able(config: Config, run: Run) -> None:
-    """Raises ConfigError or BackendError if the run's budget is exhausted, or the run can't access
-    its model addresses.
+    """Raises ConfigError if the run's budget is exhausted, or the errors of
+    `preflight.try_addresses`.
     """
     Budget(run, config, backend_of(config).bill()).require()
     preflight.try_addresses(config)
@@ -183,7 +184,9 @@ def prepare(plan: Plan, run: Run) -> None:
 
 
 def describe(plan: Plan, run: Run, started: float, **state: object) -> None:
-    """Writes the run's facts and `state` to results.json before the ranks report more."""
+    """Writes the run's metadata and `state` to results.json, before the ranks start writing to
+    it.
+    """
     fleet, training = plan.config.fleet, plan.config.train
     versions = (run.read_results().get("versions") or {}) | {"trainfleet": install_paths.version()}
     run.update_results(

@@ -72,8 +72,8 @@ class FileKind:
 
     @property
     def glob(self) -> str:
-        """Returns an approximation of `pattern` for Path.glob. For a declared folder, it matches
-        only the folder itself.
+        """Returns a version of `pattern` for Path.glob, in which each {placeholder} matches any
+        name. A kind that is a folder only matches the folder itself, not its contents.
         """
         return re.sub(r"\{\w+\}", "*", self.name.rstrip("/"))
 
@@ -163,6 +163,6 @@ def pattern_of(folder: str) -> str:
 
 
 def strangers(folder: str, names: Iterable[str]) -> list[str]:
-    """Returns those of `names` that trainfleet does not write to this type of folder."""
+    """Returns the `names` that trainfleet doesn't write to this type of folder."""
     ours = re.compile(pattern_of(folder))
     return [name for name in names if not ours.fullmatch(name)]

@@ -39,7 +39,7 @@ class Service(Protocol):
 
 
 class Wandb:
-    """Weights & Biases run. A resumed training continues the same run."""
+    """Weights & Biases run, continued when training resumes."""
 
     def __init__(self, name: str, identity: str, config: Mapping[str, Any], folder: Path) -> None:
         wandb = importlib.import_module("wandb")
@@ -60,7 +60,7 @@ class Wandb:
 
 
 class Mlflow:
-    """MLflow run. A resumed training finds it by its tag."""
+    """MLflow run, found again by its tag when training resumes."""
 
     def __init__(self, name: str, identity: str, config: Mapping[str, Any], folder: Path) -> None:
         self.mlflow = importlib.import_module("mlflow")
@@ -81,7 +81,7 @@ class Mlflow:
 
 
 class Trackio:
-    """Trackio run. A resumed training finds it by its name."""
+    """Trackio run, found again by its name when training resumes."""
 
     def __init__(self, name: str, identity: str, config: Mapping[str, Any], folder: Path) -> None:
         self.trackio = importlib.import_module("trackio")
@@ -105,7 +105,7 @@ Failed = Callable[[str, str], None]  # callback with the failed service and the 
 
 
 def lack(kind: str) -> str:
-    """Returns the reason why a service is unusable from this Python, or ""."""
+    """Returns why a service can't be used from this Python, or "" if it can."""
     if importlib.util.find_spec(kind) is None:
         return f"{kind} is not installed: {installing_package(kind)}"
     if (
@@ -192,7 +192,7 @@ class Logger:
 
 
 class Loggers:
-    """All of a run's tracking services."""
+    """All tracking services of a run."""
 
     def __init__(
         self,

@@ -124,7 +124,7 @@ class Talk(TypedDict):
 
 
 class Operation(TypedDict):
-    """An operation in the profiled steps."""
+    """One operation in the profiled steps."""
 
     name: Name
     seconds: Seconds

@@ -47,7 +47,7 @@ MOUNTED = "TRAINFLEET_MOUNTED"
 COPY = "TRAINFLEET_COPY"
 COMPILED = Path(".compiled")  # torch.compile cache, which can be regenerated
 LOCK = contents.LOCK.name
-ENGINE = "engine:"  # prefix of a stop file that a scheduler wrote rather than a user
+ENGINE = "engine:"  # prefix of a stop file written by a scheduler rather than a user
 # Maximum size of a .jsonl file in bytes, enough for ten million lines.
 LARGEST = 4096 * untrusted_input.MEBIBYTE
 MOST = 64 * untrusted_input.MEBIBYTE  # maximum number of bytes to read from a growing file at once
@@ -86,10 +86,9 @@ class Run:
 
     @property
     def document(self) -> Path:
-        """Returns the config file from which a command resumes this run.
+        """Returns the config file that a command resumes this run from.
 
-        Prefers the user's config, and falls back to the resolved config if the user's config is
-        missing.
+        This is the user's config, or the resolved config if the user's is missing.
         """
         return self.given if self.given.exists() else self.config
 
@@ -185,8 +184,7 @@ def node_log(folder: Path, node: int) -> Path:
 def job_log(folder: Path) -> Path:
     """Returns the path of the log for the batch script, srun and slurmstepd.
 
-    Its parent folder must exist before submission, because Slurm otherwise ends the job without a
-    message.
+    Its parent folder must exist before submission, otherwise Slurm ends the job without a message.
     """
     return contents.JOB_LOG.at(folder)
 
@@ -239,7 +237,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def no_place(folder: Path) -> str:
-    """Returns the reason why a command can't write output to this folder, or ""."""
+    """Returns why a command can't write output to this folder, or "" if it can."""
     if folder.parent.resolve() in (RUNS.resolve(), DATA.resolve()):
         return f"{folder.parent}/ is reserved for runs and datasets"
     there = next(

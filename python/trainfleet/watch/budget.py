@@ -1,9 +1,9 @@
 """Tracks a run's cost against its budget. The cost is computed from the run's events as hours times
 prices.
 
-Using only events means that no cost is lost when a launcher dies, and every reader computes the
-same total. If machines are created for the run, the bill comes from plan/estimate.py. It includes
-an estimate for set-up and charges nodes by the hour. Between launches, nodes are charged until
+Because the total depends only on events, it stays complete when a launcher dies, and every reader
+computes the same one. If machines are created for the run, the bill comes from plan/estimate.py. It
+includes a setup estimate and charges nodes by the hour. Between launches, nodes are charged until
 fleet.idle_minutes removes them. Other resources are charged for the same hours plus queue time. A
 run is stopped early enough that its budget still covers its nodes until their removal.
 """
@@ -42,7 +42,7 @@ class Budget:
         return self.bill.idle(self.nodes)
 
     def spent(self, now: float | None = None, under_way: bool = True) -> float:
-        """Returns the cost in US dollars from set-up until `now` (unix time). `under_way` specifies
+        """Returns the cost in US dollars from setup until `now` (unix time). `under_way` specifies
         whether a launch is active.
         """
         events, lingers = self.run.read_events(), self.bill.lingers
@@ -127,8 +127,8 @@ def node_hours(
 def hours_beside(
     events: Iterable[Record], now: float | None = None, lingers: float = 0.0, under_way: bool = True
 ) -> float:
-    """Returns the hours for which a run pays for resources other than nodes: the hours with nodes
-    plus queue time.
+    """Returns the hours during which a run pays for resources other than nodes: node time plus
+    queue time.
     """
     alone = (
         {**event, "nodes": 1} if "nodes" in event else event

@@ -92,8 +92,8 @@ _NUMBERS = re.compile(  # text that no pattern depends on: long numbers, address
 class Sign:
     """A log pattern that indicates a cause, with its strength.
 
-    `cancels` marks patterns that withdraw an earlier complaint about the cause. `forestalls` marks
-    patterns that explain later hints at the cause, so that those hints are ignored.
+    `cancels` marks patterns that retract an earlier error with this cause. `forestalls` marks
+    patterns that explain later hints at the cause, which are therefore ignored.
     """
 
     pattern: re.Pattern[str]
@@ -159,7 +159,7 @@ def first_sign(by: tuple[str, ...], text: str) -> tuple[Sign, re.Match[str]] | N
     return None
 
 
-@functools.lru_cache(maxsize=65536)  # A thousand ranks write lines that only differ in numbers.
+@functools.lru_cache(maxsize=65536)  # A thousand ranks write lines that differ only in numbers.
 def _sign_of(by: tuple[str, ...], text: str) -> Sign | None:
     best: Sign | None = None
     for group in by:

@@ -3,28 +3,28 @@
 `diagnose` returns None if the lines do not show a cause.
 
 Rules of evidence, in order:
-1. A complaint is not the cause if its process survived it. A process survived if it or other
-   processes later reported steps, or if the complaint was withdrawn.
+1. An error is not the cause if its process survived it: if that process or others reported steps
+   later, or if the error was retracted.
 2. A process's last exception counts. If it names no cause (RuntimeError), an earlier message from a
-   library, or from the kernel about a file system, takes precedence. A failed mount explains a
+   library takes precedence, or one from the kernel about a file system. A failed mount explains a
    missing file.
 3. Lines from a machine (kernel, scheduler, watchdog) are proof. A rank's lines never are, because
    they may quote anything.
 4. Lines that name a cause come next, then hints. Ranks that only lost a peer come last, even though
-   they complain first and most often.
-5. Between equals, a named cause beats an unknown one. Next, the node that most others blame wins,
-   then the earliest line.
-6. Time decides last because the nodes' clocks differ, possibly by a whole day around midnight.
+   they report errors first and most often.
+5. Among equals, a named cause beats an unknown one. Ties go to the node that most others blame,
+   then to the earliest line.
+6. Time is only the last tiebreaker, because the nodes' clocks differ, around midnight possibly by a
+   whole day.
 7. The rank that wrote a line is not necessarily to blame. A PID, rank, host or address in the line
-   may identify another one. Victims only accuse the peer that most of them lost. Ranks that timed
-   out together only accuse the rank that did not time out or that is behind.
-8. A finding is certain if a machine reports it, or if a process reports it in unambiguous words
-   (`closed` in the catalogues). It is uncertain if a competing cause exists, or if its process
-       named
-   another cause shortly before. Weak evidence is reported as likely. Without evidence, no cause is
-   named. An exception that matches no pattern is blamed on the program if Python or the program's
-   own line raised it, or if it concerns arguments. Otherwise its cause is `unknown`: the finding
-   names the rank that failed first and quotes it, and any named cause takes precedence.
+   may identify another one. Victims only count against the peer that most of them lost. When ranks
+   time out together, the one that did not time out or has fallen behind is blamed.
+8. A finding is certain if a machine reports it, or if a process reports it unambiguously (`closed`
+   in the catalogues). It is uncertain if a competing cause exists, or if its process named another
+   cause shortly before. Weak evidence is reported as likely. Without evidence, no cause is named.
+   An exception that matches no pattern is blamed on the program if Python or the program's own line
+   raised it, or if it is about arguments. Otherwise its cause is `unknown`: the finding names the
+   rank that failed first and quotes it, and any named cause takes precedence.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _RANK = re.compile(
     r"(?i)^[^\]]{0,60}\brank[ =:]?(\d+)\]|(?:^|: )rank "
     r"(\d+):|\b(?:error|exception|failed|failure) (?:on|in) rank (\d+)\b"
 )
-# Causes that concern a whole node or job, so no rank is blamed.
+# Causes that affect a whole node or job, so no rank is blamed.
 OF_A_NODE = (
     "lost-node",
     "preempted",
@@ -127,11 +127,10 @@ def _order(one: Evidence, counted: Counter[int]) -> tuple[int, bool, bool, int, 
 
 
 def _nearer(best: Evidence, standing: Sequence[Evidence]) -> Evidence:
-    """Refines a cause using the kernel log of the same node.
-
-    If an exception names no cause, a recent kernel complaint about a file system explains it. A
-    killed process ran out of host memory if the node counted an OOM kill. A storage failure is a
-    disk failure if the kernel also reports the disk.
+    """Refines a cause using the kernel log of the same node. An exception without a clear cause is
+    blamed on a recent file system or disk error. A killed process counts as out of host memory if
+    the node counted an OOM kill. A storage failure becomes a disk failure if the kernel logged disk
+    errors.
     """
     if best.error and not best.firm and best.cause in TELLING:
         complaints = [
@@ -159,7 +158,7 @@ def _nearer(best: Evidence, standing: Sequence[Evidence]) -> Evidence:
 
 
 def _uncancelled(evidence: Sequence[Evidence]) -> list[Evidence]:
-    """Returns the evidence that indicates a cause, was not withdrawn, and is not merely a
+    """Returns the evidence that indicates a cause, was not retracted, and is not merely a
     consequence of another failure.
     """
     marks = [one for one in evidence if one.cause[0] in "-+"]
@@ -178,7 +177,7 @@ def _annuls(mark: Evidence, one: Evidence) -> bool:
 
 
 def settle(evidence: Sequence[Evidence]) -> list[Evidence]:
-    """Drops what a process wrote before its last exception if that exception names a cause."""
+    """Discards what a process wrote before its last exception, if that exception names a cause."""
     by_writer: dict[object, list[Evidence]] = {}
     for one in evidence:
         by_writer.setdefault(one.writer, []).append(one)
@@ -232,8 +231,8 @@ def _find(
 ) -> Diagnosis:
     """Builds the diagnosis from the best evidence: whom to blame, and whether the cause is certain.
 
-    `heard` contains evidence for competing causes, including earlier complaints from the same
-    process.
+    `heard` contains evidence for competing causes, including errors that the same process reported
+    earlier.
     """
     node, rank, words = _whom(best, standing, record, counted, nodes)
     alike = frozenset(
@@ -267,8 +266,8 @@ def _whom(
         return _who_hangs(best, standing, record)
     if (rank := untrusted_input.whole(best.groups.get("rank", ""), MOST)) is not None:
         ended = ENDED.search(best.words) and " on node " not in best.words
-        # Lines from outside observers, and about killed or ended processes, concern the writer's
-        # node.
+        # Lines from outside observers, or about a process that was killed or exited, refer to the
+        # writer's node.
         here = best.writer[2] in OUTSIDE or best.cause == "killed" or ended
         return record.homes.get(rank, best.node if here else None), rank, best.words
     if best.cause == "rendezvous":
@@ -294,8 +293,8 @@ def _whom(
 
 
 def _rank_of(best: Evidence, standing: Sequence[Evidence], record: Record) -> int | None:
-    """Returns the rank to blame on the evidence's node: the rank with the PID in the line, or else
-    the node's first rank that complained.
+    """Returns the rank to blame on the node that the evidence points to: the rank whose PID or
+    number the line names, or else the first rank on that node to report an error.
     """
     if best.rank is not None or best.cause in OF_A_NODE or best.node is None:
         return best.rank

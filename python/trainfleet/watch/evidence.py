@@ -1,4 +1,4 @@
-"""Evidence from single log lines: the cause, the writer, the time, and whether the process
+"""Evidence from individual log lines: the cause, the writer, the time, and whether the process
 survived.
 
 Lines outside exceptions are classified by their writer, such as a library's message or a process's
@@ -20,7 +20,7 @@ from .tracebacks import Tracebacks
 
 # log line from slurmctld or slurmd
 DAEMON = re.compile(r"\[\d{4}-\d\d-\d\dT[\d:]{8}\.\d{3}\] (?:\[[\w.]+\] )?(?:\w+: )?")
-# c10 log line about an error or the end of a process
+# c10 log line about an error or a process exit
 SEVERE = re.compile(r"\[[EF]\d* ?[^\]]*\.cpp:\d+\] ")
 LOGGED = re.compile(
     r"(?:\[?(?:ERROR|CRITICAL|FATAL)\]?(?:[: ]\S*?[: ]| - )|[-|\w. ]{0,60} - "
@@ -39,7 +39,7 @@ COMPLAINT = re.compile(
     r".*\b(?:fail(?:ed|ure)|error|fatal|unable|can ?not|could "
     r"not|can.t|denied|refused|lost|killed|corrupt(?:ed)?|\w+(?:Error|Exception))\b"
 )
-# exception quoted after other words
+# exception quoted after other text
 QUOTED = re.compile(
     r"^(?![\w.]*(?:Error|Exception): ).*?[^\w.]((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)\b.*)"
 )
@@ -51,7 +51,7 @@ ENDED = re.compile(  # process exit, as reported by its launcher
     r"(?P<signal>\d+))\b"
 )
 CUDA = re.compile(r"Cuda failure (?:\d+ )?'(?P<what>[^']+)'")
-FOLLOWED = re.compile(  # launcher message about processes that the launcher itself ended
+FOLLOWED = re.compile(  # launcher message about processes that the launcher itself killed
     r"(?i)\b(?:clean|terminat|stopp|kill|end|cancel)\w* (?:up )?(?:the )?(?:\w+ "
     r"){0,2}(?:other|remaining|rest)\b"
 )
@@ -91,8 +91,8 @@ def meant(who: str, text: str) -> Found | None:
 
 
 def _reasoned(found: Found | None, by: tuple[str, ...], text: str) -> Found | None:
-    """Returns the match in the reason that a complaint quotes if that reason has another cause, as
-    in `Failed compilation: no such library`. Otherwise, returns `found`.
+    """Returns the match in the reason that an error message quotes if the reason has a different
+    cause, as in `Failed compilation: no such library`. Otherwise, returns `found`.
     """
     if (
         found is None
@@ -158,7 +158,7 @@ def stated(text: str) -> str:
 
 
 def _mild(found: Found | None) -> Found | None:
-    """Downgrades a logged complaint to a hint, because the program may have recovered."""
+    """Downgrades a logged error to a hint, because the program may have recovered."""
     return found and (
         replace(found[0], weight=min(found[0].weight, Weight.HINT), firm=False, closed=False),
         found[1],
@@ -167,8 +167,8 @@ def _mild(found: Found | None) -> Found | None:
 
 @functools.cache
 def _words(group: str) -> tuple[str, ...]:
-    """Returns keywords of a pattern group. Every line that matches one of its patterns contains at
-    least one keyword.
+    """Returns the keywords of a pattern group. Every line that matches the group contains at least
+    one of them.
     """
     every = {word for sign in signs().get(group, ()) for word in sign.about}
     return (*every, "NVRM", "kernel:") if group == "agent" else tuple(every)
@@ -182,7 +182,7 @@ _OWN = (  # lines in which a node reports its own name
     re.compile(r"^\s+host\s+: (?P<name>\S+)"),
     re.compile(r"[Tt]he node '(?P<name>[^']+)' has joined round \d+"),
 )
-_OF_ALL = re.compile(r"localhost|127\.[\d.]+|::1")  # names that every node has
+_OF_ALL = re.compile(r"localhost|127\.[\d.]+|::1")  # names and addresses that mean the node itself
 _HINTS = ("NCCL ", "SocketImpl(", "My EFA addr", " host ", "has joined round")
 _PIDS = (re.compile(r"\(pid:? (\d+)\)"), re.compile(r"^\d{4}-\w{3}-\d\d [\d:.]+ +(\d+):\d+ "))
 
@@ -252,7 +252,7 @@ def most_blamed(counted: Counter[int]) -> int | None:
 SKEW = 60.0  # maximum clock difference between two nodes, in seconds
 SAME_CLOCK = 2.0  # maximum seconds for ranks of a node to notice each other's failures
 ONE_MORE = 30.0  # seconds after which a single later step shows that the job continued
-# Seconds after which a calm line shows that a warning was harmless.
+# Seconds after which a line without a problem shows that a warning was harmless.
 BREATH = 5.0
 Writer = tuple[int | None, int | None, str]
 
@@ -289,7 +289,7 @@ class ProcessLines:
     tracebacks: Tracebacks = field(default_factory=Tracebacks)
     signed: list[Evidence] = field(default_factory=list)
     progress: int = -1  # index of the last line that reported a step
-    calm: float = -math.inf  # time of the last line that was not a complaint
+    calm: float = -math.inf  # time of the last line that reported no problem
 
 
 @dataclass

@@ -127,8 +127,9 @@ def _number(match: re.Match[str]) -> str:
 
 
 def _handled(cause: str, firm: bool, block: PrintedException) -> str:
-    """Refines a cause by the operation on the file: reading data as part of a restore is a
-    checkpoint failure, and a failed checkpoint write is a disk failure.
+    """Refines a cause by the operation that failed. A missing file counts as an environment failure
+    if it is a program being launched. A data error during a restore counts as a checkpoint failure.
+    A failed checkpoint write counts as a disk failure.
     """
     missing = cause in ("data", "disk") and re.search(r"\[Errno (?:2|13)\]", block.text)
     if missing and STARTING.search(f"{block.frames}\n{block.source}"):

@@ -97,8 +97,8 @@ def strip(text: str, own: Shapes = ()) -> tuple[int | None, str]:
 
 
 def learned(texts: Iterable[str]) -> Shapes:
-    """Learns a log's unknown prefixes, which precede both headers and frames of its tracebacks.
-    Also learns a common left margin.
+    """Learns a log's unknown prefixes, as patterns: those that precede both headers and frames of
+    its tracebacks. Also learns a common left margin.
     """
     heads, frames, margin = dict[str, None](), set[str](), _FAR
     for text in texts:
@@ -298,7 +298,7 @@ def time_of_day(moment: float) -> float:
 
 
 def is_closing(text: str) -> bool:
-    """Returns whether the line reports that the work ended successfully."""
+    """Returns whether the line reports successful completion."""
     return _CLOSING.search(text) is not None
 
 
@@ -310,5 +310,5 @@ def is_progress(text: str) -> bool:
 
 
 def is_calm(text: str) -> bool:
-    """Returns whether the line is neither a complaint nor part of one."""
+    """Returns whether the line neither reports a problem nor continues a message that does."""
     return bool(text.strip()) and not text[0].isspace() and _CAUTION.search(text) is None

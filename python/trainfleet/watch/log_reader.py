@@ -115,7 +115,7 @@ def _read_node(record: Record, lines: list[LogLine], shifts: list[float]) -> Non
 def _note_life(
     record: Record, stream: ProcessLines, writer: Writer, index: int, time: float, text: str
 ) -> None:
-    """Records signs of life: progress, and lines that are not complaints."""
+    """Records signs of life: progress, and lines that report no problem."""
     if writer[2] in (*OUTSIDE, "node"):
         return
     if is_progress(text):

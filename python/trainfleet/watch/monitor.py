@@ -1,5 +1,5 @@
-"""Monitors one attempt: submits the job, shows progress, forwards stop requests, and ends all nodes
-if one of them fails.
+"""Monitors one attempt: submits the job, shows progress, forwards stop requests, and stops all
+nodes if one fails.
 """
 
 from __future__ import annotations
@@ -182,8 +182,8 @@ class MonitoredAttempt:
         return self._outcome(handle, status, alarm)
 
     def _outcome(self, handle: Handle, status: Status, alarm: Alarm | None) -> AttemptOutcome:
-        """Returns the outcome with the status from before the other nodes were stopped, so that
-        their exit codes do not count.
+        """Returns the outcome, using the status from before the other nodes were stopped so that
+        their exit codes don't count.
         """
         status = self._with_cut_off(status)
         failed = alarm is not None or status.failed
@@ -204,8 +204,8 @@ class MonitoredAttempt:
         return AttemptOutcome(status, alarm, alive, concluded, cut_off, self.asked)
 
     def _await_silent(self, handle: Handle, silent: frozenset[int]) -> None:
-        """Waits for unreachable nodes after the ranks have finished, because their processes can
-        only be ended once the nodes respond.
+        """Waits for unreachable nodes after the ranks have finished, because their remaining
+        processes can only be stopped once the nodes respond.
         """
         deadline, who = (
             time.monotonic() + SILENT_GRACE,
@@ -223,8 +223,8 @@ class MonitoredAttempt:
             self.say(f"still no answer from {who}: run make clean to end the processes there")
 
     def _with_cut_off(self, status: Status) -> Status:
-        """Returns the status. Adds exit code CUT_OFF if another user ended the job through the
-        scheduler before the ranks had finished.
+        """Returns the status, with exit code CUT_OFF added if the job was ended through the
+        scheduler by someone else before the ranks had finished.
         """
         if not status.ended_by or self.asked:
             return status
@@ -233,8 +233,8 @@ class MonitoredAttempt:
         return status if concluded else replace(status, exits={**status.exits, 0: CUT_OFF})
 
     def _with_absent(self, status: Status) -> Status:
-        """Returns the status. Adds lost nodes that the scheduler has not noticed: those without an
-        exit code, a recent heartbeat or a response.
+        """Returns the status, with lost nodes added that the scheduler has not noticed: those
+        without an exit code, a recent heartbeat or a response.
         """
         if status.ended or not (
             unheard := set(range(len(status.hosts))) - set(status.exits) - set(status.lost)
@@ -300,7 +300,7 @@ class MonitoredAttempt:
             )
 
     def _hear_nccl(self) -> None:
-        """Reports fabric problems in NCCL's log, which slow the run down."""
+        """Reports fabric problems that NCCL logged, because they slow the run down."""
         for why in self.nccl.wrong() if self.nccl else ():
             self.say(f"node 0: {why}")
             self.run.note("fabric", node=0, why=why)
@@ -431,8 +431,8 @@ class FabricLog:
         self.since, self.heard = time.time(), False
 
     def wrong(self) -> list[str]:
-        """Returns the fabric's problems once, after the first step, because NCCL connects during
-        the first collective.
+        """Returns the fabric problems in the log. Returns them only once, after the first step,
+        because NCCL connects during the first collective.
         """
         if (
             self.heard

@@ -3,7 +3,8 @@ dies.
 
 The launcher is a command that can resume a run (`make train`), so a takeover reruns that command.
 Until then, the standby writes heartbeats (standby.json in health/lease.py). If the standby falls
-silent, the launcher appoints another one. If two standbys exist, the one appointed later stays.
+silent, the launcher appoints another one. If there are two standbys, the one appointed later
+remains.
 """
 
 from __future__ import annotations

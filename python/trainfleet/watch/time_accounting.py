@@ -1,5 +1,4 @@
-"""Accounts for a run's time, so that each second from a command's start to its end counts exactly
-once.
+"""Accounts for a run's time: each second between a command's start and its end counts exactly once.
 
 Events mark when ranks were launched, training began or an attempt failed, by the clocks of the
 launcher and rank 0. Spans come from the metrics. Each metrics line reports the time since the
@@ -43,8 +42,8 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Span:
-    """A period of training that ended at `time` (unix), with the seconds that other activities
-    took. `kept` means that no crash lost the steps.
+    """A stretch of training that ended at `time` (unix), with the seconds spent on other
+    activities. `kept` is False if a crash discarded its steps.
     """
 
     time: float
@@ -151,7 +150,7 @@ def _sweep(
         if isinstance(what, Span):
             from_ = max(at, time - what.seconds)
             work = "useful" if what.kept else "repeated"
-            # Consecutive spans are only separated by rounding.
+            # Any gap between consecutive spans comes from rounding.
             spent[work if stepping else use] += max(0.0, from_ - at)
             for name, seconds in what.uses(max(0.0, time - from_), usual):
                 spent[name] += seconds

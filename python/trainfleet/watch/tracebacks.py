@@ -52,11 +52,11 @@ _IN = re.compile(
     r"|((?:[~/]|[A-Z]:\\)\S*?|<ipython-\S+>)(?::\d+)? in\b ?([\w.<>]*)"
 )
 _NESTED = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): ")
-# folders with an interpreter's packages
+# package folders of an interpreter
 _HOME = re.compile(r"^.*(?=/(?:site|dist)-packages/)|^.*/lib(?:64)?/python[\d.]+(?=/\w)")
 _NAME = re.compile(r"(?:error: )?((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)")
 BUGS = frozenset(
-    {  # exceptions that are bugs, regardless of their message
+    {  # exceptions that count as bugs, whatever their message
         "AttributeError",
         "IndentationError",
         "IndexError",

@@ -25,7 +25,7 @@ from .lines import TRACEBACK, LogLine, read_lines, time_of_day
 from .monitor import AttemptOutcome
 
 TAIL = 12  # maximum number of lines to quote
-# Causes that can end a healthy node.
+# Causes for which the node itself may be healthy.
 FROM_OUTSIDE = ("cancelled", "preempted", "killed", "unknown")
 # exit codes of POSIX shells
 UNRUN = {126: "a command could not be run", 127: "a command was not found"}
@@ -38,8 +38,8 @@ OURS = re.compile(
 
 @dataclass(frozen=True)
 class Start:
-    """The moment before an attempt. Older events and log lines do not count toward the attempt's
-    verdict.
+    """The state just before an attempt: the time, and each log's size. Older events and log lines
+    don't count toward the attempt's verdict.
     """
 
     time: float
@@ -55,8 +55,9 @@ def start_now(request: Request) -> Start:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Report that the user reads after a failure. `sure` means that it is certain enough to act on
-    without reading the logs.
+    """Report on a failure, as shown to the user.
+
+    `sure` means that it is certain enough to act on without reading the logs.
     """
 
     cause: str  # key of CAUSES
@@ -99,7 +100,7 @@ class Verdict:
     def __str__(self) -> str:
         said = [line for line in self.lines if line != self.words]
         if said and said[-1] == f"{TRACEBACK}:":
-            said.pop()  # The traceback's header provides no information.
+            said.pop()  # The traceback's header line says nothing about the failure.
         quoted = [f"  | {line}" for line in said]
         doubt = "" if self.sure or self.cause == "unknown" else "most likely "
         head = f"failed: {self.who}: {doubt}{self.kind.words} ({self.cause})"
@@ -170,8 +171,8 @@ def _with_others(
 
 
 def _cut_short(lines: list[LogLine], node: int | None) -> str:
-    """Describes a node that was asked to save but ended first, or returns "" if there is no such
-    node. `node` None means any node.
+    """Describes a node that was asked to save but ended before it had, or returns "" if there is no
+    such node. `node` None means any node.
     """
     stops = (
         line
@@ -244,11 +245,11 @@ def plain(words: str) -> str:
 
 
 def _unexplained(request: Request, status: Status, lines: list[LogLine], since: Start) -> Verdict:
-    """Creates the verdict if no line names a cause. Blames the node that a signal ended, or the
-    first failed node, and quotes all last lines.
+    """Creates the verdict if no line names a cause. Blames the node that was killed by a signal, or
+    else the first failed node, and quotes every writer's last line.
 
-    Nodes that ended by SIGTERM come last, because a scheduler sends SIGTERM to the other nodes of a
-    failed job.
+    Nodes killed by SIGTERM are blamed last, because a scheduler sends SIGTERM to the other nodes of
+    a failed job.
     """
     ended = sorted(
         (code == 128 + SIGTERM, _exit(code)[1] != "killed", node)
@@ -296,7 +297,7 @@ def _writer(line: LogLine) -> str:
 
 def _said_of_all(log: Path, since: Start) -> Iterator[LogLine]:
     """Yields the lines of the scheduler's job log, which has no timestamps. Skips lines about nodes
-    that were ended because another node failed.
+    killed because another node failed.
     """
     lines = read_lines(log, None, since.ends.get(log, 0))
     moment = time_of_day(log.stat().st_mtime) if lines else 0.0
