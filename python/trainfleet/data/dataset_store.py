@@ -1,15 +1,14 @@
-"""Storage for a dataset, in a folder that all nodes share or under an S3 prefix. In both cases, a
+"""Dataset storage, either in a folder that all nodes share or under an S3 prefix. In both cases, a
 file becomes visible only once it is complete.
 
 Names such as `units/00000.json` are relative to the dataset. An S3 store also has a local folder
 for the tokenizer, cached token blocks, and shards that are not uploaded yet.
 
-The job that creates a dataset holds a lease in the dataset's folder (health/lease.py). If the
-dataset is in S3, the job also holds a claim object there. The job renews both, and another job
-takes over if the renewals stop. The other job measures that time on its own clock, so the clocks of
-two machines are never compared. On the same machine, an operating system lock also shows
-immediately that the holder has exited. On NFS and Lustre, a dead or frozen host's lock persists for
-minutes.
+The job that creates a dataset holds a lease in the dataset's folder (health/lease.py) and, for a
+dataset in S3, a claim object there. If the job stops renewing them, another job takes over. The
+other job measures the timeout on its own clock, so clocks are never compared across machines. On
+the same machine, an operating system lock immediately reveals that the holder has exited. On NFS
+and Lustre, the lock of a dead or frozen host persists for minutes.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ from ..trust import untrusted_input
 from ..trust.errors import BackendError, DataError, S3Error
 
 PART = 2**23
-# Maximum size of a file to read at once, in bytes. A manifest with a million shards is half as
-# large.
+# Maximum size of a file that is read at once, in bytes. A manifest with a million shards is half
+# this size.
 LARGEST = 2**30
-# Number of folders above a dataset's folder that its job may have created: data and its parent
+# Number of parent folders that a dataset's job may have created: data and its parent
 LEVELS = 2
 THREADS = 16  # parallel reads of small objects
 
@@ -77,7 +76,7 @@ class DatasetStore(Protocol):
         ...
 
     def note(self, name: str, content: bytes) -> None:
-        """Replaces a small file without guaranteeing that it survives a crash."""
+        """Replaces a small file. The new content may be lost in a crash."""
         ...
 
     def remove(self, name: str) -> None:
@@ -98,8 +97,8 @@ class DatasetStore(Protocol):
 
 
 def open_store(folder: Path, address: str | None) -> DatasetStore:
-    """Opens the dataset's store under an address such as s3://bucket/prefix, or in the folder if no
-    address is given.
+    """Opens the dataset store at an address such as s3://bucket/prefix, or in `folder` without an
+    address.
     """
     return (
         BucketDataset(folder, f"{address.rstrip('/')}/{folder.name}")
@@ -124,8 +123,8 @@ class FolderDataset:
         names = list(names)
         found = {name: self._read(name) for name in names}
         if missing := [name for name, content in found.items() if content is None]:
-            # The file system client may have cached that the file is missing, although another node
-            # has written it since.
+            # The file system client may still cache a negative lookup from before another node
+            # wrote the file.
             look_again(
                 *dict.fromkeys(
                     folder
@@ -249,8 +248,8 @@ class BucketDataset:
 
 @contextmanager
 def only_job(store: DatasetStore) -> Iterator[None]:
-    """Claims the dataset for this job while the `with` block runs. Raises DataError if another job
-    is creating the dataset.
+    """Claims the dataset for this job for the duration of the `with` block. Raises DataError if
+    another job is creating the dataset.
     """
     busy = is_busy(store.folder, PATIENCE)
     file = run_folder.take_lock(store.folder)
@@ -286,8 +285,8 @@ class Claim:
     """
 
     def __init__(self, address: str, lock: str) -> None:
-        """Identifies this claim by `lock`, the name in the lock file that this process holds. An
-        existing claim with that name therefore belongs to a process that has exited.
+        """Creates a claim named after `lock`, the name in the lock file that this process holds. An
+        existing claim with this name therefore belongs to a process that has exited.
         """
         self.address, self.lock, self.count = address, lock, 0
         self.ended = threading.Event()
@@ -335,8 +334,8 @@ class Claim:
         while not self.ended.wait(RENEW):
             try:
                 version = self._put(self.version)
-            # Other jobs can't take over a claim in an unreachable bucket, so continue. The job's
-            # own requests report the problem.
+            # Continue, because other jobs can't take over a claim in an unreachable bucket either.
+            # The job's own requests will report the problem.
             except S3Error as error:
                 print(error, file=sys.stderr, flush=True)
                 continue
@@ -352,7 +351,7 @@ class Claim:
 
 
 def _name(file: TextIO) -> str:
-    """Returns the unique name in a lock file. If the file is empty, writes a new name first."""
+    """Returns the unique name in a lock file, after writing a new name if the file is empty."""
     file.seek(0)
     if not (name := file.read()):
         file.write(name := uuid.uuid4().hex)

@@ -1,5 +1,5 @@
 """Tokenization progress across all nodes. Each process regularly replaces a small file, and readers
-sum these files.
+sum up these files.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from .manifest import read_preparation
 
 @dataclass(frozen=True)
 class TokenizingProgress:
-    """Combined progress of all processes. Byte counts refer to source files, and a total of 0 means
-    that there is no plan yet.
+    """Combined progress of all processes. Byte counts refer to source files. A total of 0 means
+    that the units have not been planned yet.
     """
 
     bytes_done: int
@@ -37,7 +37,7 @@ class TokenizingProgress:
 
 @dataclass
 class Counts:
-    """Work completed by one process, or before the job started."""
+    """Amount of work completed, either by one process or before the job started."""
 
     bytes: int = 0
     documents: int = 0
@@ -87,8 +87,8 @@ def read_progress(folder: Path, address: str | None = None) -> TokenizingProgres
 
 
 def _counts(content: bytes) -> Counts | None:
-    """Parses a progress file. Returns None if the file is damaged, because progress must never stop
-    the job.
+    """Parses a progress file. Returns None if the file is damaged, because a progress file must
+    never stop the job.
     """
     with suppress(InputError):
         return fit(Counts, untrusted_input.parse_line(content, ""))

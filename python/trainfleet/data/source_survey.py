@@ -15,7 +15,7 @@ from .format_table import TAR, is_record, name_of
 from .sources import UnitPlan, plan_units, seconds_for
 from .tokenizer import require_use
 
-FIRST = 2**24  # maximum bytes of a .json file that a plan reads
+FIRST = 2**24  # maximum size of a .json file that `make plan` reads, in bytes
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,7 @@ def _tabbed(lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
 
 
 def _quoted(lines: Iterator[str], path: str) -> Iterator[tuple[int, list[str]]]:
-    """Yields each non-blank CSV row, with the number of its last line."""
+    """Yields each non-blank CSV row with the number of the row's last line."""
     csv.field_size_limit(LONGEST)
     rows = csv.reader(lines, "excel", strict=True)
     try:

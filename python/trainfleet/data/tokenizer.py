@@ -1,4 +1,4 @@
-"""Tokenizer that encodes texts, decodes ids, and provides the properties that a dataset needs."""
+"""Tokenizer that encodes texts, decodes ids, and exposes the properties that a dataset needs."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class Tokenizer(Vocabulary):
 
     @cached_property
     def encoder(self) -> TextEncoder:
-        """Fastest library that produces exactly this tokenizer's ids."""
+        """Fastest library that reproduces this tokenizer's ids exactly."""
         return self._opened[0]
 
     def renew(self) -> None:
-        """Drops the encoder and its caches. The next use reopens the encoder."""
+        """Drops the encoder and its caches. The next use reopens it."""
         for name in ("encoder", "_opened"):
             self.__dict__.pop(name, None)
 
@@ -70,7 +70,7 @@ class Tokenizer(Vocabulary):
 
 def described(encoder: TextEncoder) -> str:
     """Returns the name and version of an encoder's library."""
-    from importlib.metadata import version  # this import takes 14 ms
+    from importlib.metadata import version  # imported here, because it takes 14 ms
 
     return f"{encoder.name} {version(encoder.package)}"
 
@@ -92,8 +92,8 @@ class StreamDecoder:
 
 
 def require_use(data: Data) -> None:
-    """Raises DataError if data.tokenizer can't encode text. The config check reads only its
-    vocabulary.
+    """Raises DataError if data.tokenizer can't encode text. The config checks don't cover this,
+    because they read only its vocabulary.
     """
     if data.tokenizer != TRAINED:
         assert load(folder_named(data)).reference
