@@ -1,4 +1,6 @@
-"""Errors for bad records, each with a suggested fix, and counts of the records that a unit skips."""
+"""Errors for bad records, each with a suggested fix, and counts of the records that a unit
+skips.
+"""
 
 from __future__ import annotations
 
@@ -126,7 +128,9 @@ def texts_in(record: Mapping[str, object]) -> list[str]:
 
 
 def naming(names: Sequence[str], readable: Sequence[str]) -> str:
-    """Suggests a SET= argument that selects another text field, preferably one with a common name."""
+    """Suggests a SET= argument that selects another text field, preferably one with a common
+    name.
+    """
     others = [name for name in readable if re.fullmatch(r"\w[\w.-]{0,62}", name)]
     best = next((name for name in COMMON if name in others), others[0] if others else "")
     if best:

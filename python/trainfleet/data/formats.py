@@ -199,7 +199,9 @@ def encoded(text: str, consumed: int) -> Document:
 
 
 def attempted(make: Callable[..., Document], *words: Any) -> Item:
-    """Returns the document that `make` builds from one record, or the DataError that `make` raises."""
+    """Returns the document that `make` builds from one record, or the DataError that `make`
+    raises.
+    """
     try:
         return make(*words)
     except DataError as error:
@@ -379,7 +381,9 @@ def _first_byte(row_group: Any) -> int:
 
 @lru_cache(maxsize=8)
 def _first_line(piece: SourcePiece) -> int:
-    """Counts the lines before a piece. Called only for error messages, because it rereads the file."""
+    """Counts the lines before a piece. Called only for error messages, because it rereads
+    the file.
+    """
     return _line_at(piece, piece.start - 1) if piece.start else 0
 
 

@@ -109,7 +109,9 @@ def _require_worth(config: Config, manifest: Manifest, store: DatasetStore, disk
 
 
 def _bring_tokens(store: BucketDataset, path: Path, shard: Shard, width: int) -> None:
-    """Downloads a shard's tokens as parallel block requests, unless an earlier attempt already did."""
+    """Downloads a shard's tokens as parallel block requests, unless an earlier attempt
+    already did.
+    """
     size = shard.tokens * width
     if path.exists() and path.stat().st_size == size:
         return

@@ -1,9 +1,9 @@
 """Barrier that waits for all nodes of a job before torchrun starts, or reports which nodes are
-missing. Without it, torchrun would wait ten minutes and not name any node.
+missing. Without it, torchrun would time out after ten minutes without naming any node.
 
 A scheduler may start nodes minutes apart, or never start some of them. Node 0 listens at the
 address where the ranks will rendezvous. Every other node connects, sends its number and waits for
-node 0's response. This also tests the exact address and port that the ranks need. Uses only the
+node 0's response, which also tests the exact address and port that the ranks need. Uses only the
 standard library.
 
 The protocol is line-based. A node sends `JOB NODE`. Every PACE seconds, node 0 sends `wait N` with
@@ -34,7 +34,8 @@ Say = Callable[[str], None]
 class Missing(BackendError):
     """Raised if nodes of a job do not arrive in time."""
 
-    # EX_UNAVAILABLE in sysexits.h. The program is not at fault, so a retry may succeed.
+    # EX_UNAVAILABLE in sysexits.h, because the failure is not the program's and a retry may
+    # succeed.
     exit_code = 69
 
 
@@ -75,8 +76,8 @@ async def _gather(placement: Placement, job: str, seconds: float, say: Say) -> N
 
 
 class RollCall:
-    """Node 0's connections. `here` contains the nodes of this job that have arrived. `visits`
-    contains all connections, including those from other programs.
+    """Node 0's connections. `here` maps the nodes of this job that have arrived to their
+    connections. `visits` contains every connection, including those from other programs.
     """
 
     def __init__(self, job: str, nodes: int) -> None:
@@ -92,7 +93,7 @@ class RollCall:
         try:
             node = self._node(await asyncio.wait_for(reader.readline(), SILENCE))
             self.here[node] = writer
-            # Returns when the node disconnects, because a node sends only one line.
+            # A node sends only one line, so this returns when the node disconnects.
             await reader.read()
         except (OSError, ValueError, TimeoutError):
             pass  # the connection broke or belongs to another job
@@ -103,7 +104,7 @@ class RollCall:
             writer.close()
 
     def _node(self, line: bytes) -> int:
-        """Parses a node's line and returns its number. Raises ValueError if the line does not come
+        """Parses a node's line and returns the node's number. Raises ValueError if the line is not
         from a node of this job.
         """
         job, _, node = line.decode().strip().rpartition(" ")
