@@ -42,7 +42,7 @@ MOST = 25  # maximum number of config problems to print
 
 
 class TrainfleetError(Exception):
-    """Base class of all errors with a message for the user.
+    """Base class of all errors that are meant for the user.
 
     The message states what failed (`what`), where (`where`: file and line, host or rank), the cause
     (`why`), and the command to run next (`next`).
@@ -120,9 +120,8 @@ class ConfigError(TrainfleetError):
 
 
 class InputError(TrainfleetError, ValueError):
-    """Invalid external input. `where` is its file and line, `key` the invalid key.
-
-    Also a ValueError, so that readers can convert it to an error specific to their file.
+    """Invalid external input. `where` is its file and line, and `key` is the invalid key. Also a
+    ValueError, so that readers can convert it to an error specific to their file.
     """
 
     def __init__(

@@ -152,7 +152,7 @@ def hide(text: str) -> str:
 
 
 def looks_secret(text: str) -> bool:
-    """Returns whether any part of the text has the form of a secret."""
+    """Returns whether any part of the text looks like a secret."""
     return any(True for _ in _forms(text))
 
 
@@ -174,7 +174,9 @@ def hide_all(value: Any) -> Any:
 
 
 def begun(text: str) -> int:
-    """Returns how many trailing characters to hold back because a secret may begin in them."""
+    """Returns how many trailing characters to hold back because they may be the start of a
+    secret.
+    """
     keep = _begun_form(text)
     for pattern in _patterns():
         sizes = range(len(pattern) - 1, keep, -1)
@@ -186,13 +188,15 @@ def begun(text: str) -> int:
 
 
 def _begun_form(text: str) -> int:
-    """Returns how many trailing characters may begin a secret with a recognizable form."""
+    """Returns how many trailing characters may be the start of a secret with a recognizable
+    form.
+    """
     line = text[text.rfind("\n") + 1 :][-UNFINISHED:]
     return len(line) - found.start() if (found := _OPEN.search(line)) else 0
 
 
 def _forms(text: str) -> Iterator[tuple[int, int]]:
-    """Yields the spans that have the form of a secret."""
+    """Yields the spans that look like secrets."""
     lower = text.lower()
     if not any(hint in lower for hint in _HINTS):
         return
@@ -217,7 +221,7 @@ def _telling(names: tuple[str, ...]) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=4)
 def _spellings(named: tuple[str, ...], telling: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns every string to redact for the given values, in all their encodings."""
+    """Returns every string to redact for these values, in all their encodings."""
     values = [value.strip() for value in named]
     values += [
         value
@@ -251,9 +255,7 @@ def _is_plain(value: str) -> bool:
 
 def _encoded(value: bytes) -> Iterator[str]:
     """Yields the value's base64 encodings at each of the three alignments, whole and split into
-    lines.
-
-    Digits that also depend on the neighboring bytes are left out.
+    lines. Omits digits that also depend on the neighboring bytes.
     """
     texts = []
     for before in range(3):

@@ -2,7 +2,7 @@
 
 TRAINFLEET_SECRET_AT_<NAME> contains a reference to the value of the variable NAME: the ARN of a
 Secrets Manager secret, or the ARN or name of an SSM parameter. The node's role grants read access.
-The value exists only in the environment of this process and its children.
+The value is stored only in the environment of this process and its children.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def take(environment: MutableMapping[str, str] = os.environ) -> None:
 
 
 def read(where: str) -> str:
-    """Returns the secret at an ARN or SSM parameter name. Raises botocore's exceptions."""
+    """Returns the secret at an ARN or SSM parameter name. Propagates botocore's exceptions."""
     import boto3
     from botocore.config import Config
 

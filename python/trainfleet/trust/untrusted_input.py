@@ -31,7 +31,7 @@ SHOWN = 60  # maximum length of an invalid value quoted in a message
 _SEALED = set[Path]()
 _HOME: list[str] = []  # working folder to re-enter if its file handle becomes stale
 IN_THE_WAY = "its path has a link, a device, or a file in place of a folder"
-# Flags that open a folder even without permission to list it.
+# Flags that open a folder even if it may not be listed.
 _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 _LOOK = "run ls -l on its path"
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")  # escape of a UTF-16 surrogate, which may be unpaired
@@ -51,24 +51,22 @@ MISTAKEN = (  # pattern that identifies a wrong file type → message
 TEMPLATE = (r"\{\{[^{}\n\"']{0,80}\}\}|\{%", "is an unfilled template")
 # Magic bytes of a compressed file → suffix.
 PACKED = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst"}
-# Bytes that occur in Latin-1 text.
+# Bytes that are typical of Latin-1 text.
 PLAIN = bytes({*range(32, 127), *range(160, 256), 9, 10, 13})
-# Characters that reorder text on screen, so that a line can look like a different one.
+# Characters that reorder text on screen, which can make one line look like another.
 _BIDIRECTIONAL = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 def seal(folder: Path) -> None:
-    """Marks a folder that other users may write to, such as a run folder.
-
-    From then on, symbolic links below the folder are not followed. The folder itself may be a link.
+    """Marks a folder that other users may write to, such as a run folder. From then on, symbolic
+    links below the folder are not followed, but the folder itself may be a link.
     """
     _SEALED.update((folder, folder.absolute()))
 
 
 def stay() -> None:
-    """Makes this process re-enter its working folder if the folder's handle becomes stale.
-
-    Ranks call this, because no other process can take over for them.
+    """Makes this process re-enter its working folder if the folder's handle becomes stale. Called
+    by ranks, because no other process can take over for them.
     """
     _HOME[:] = [str(Path.cwd())]
 
@@ -107,10 +105,8 @@ def folder_of(path: Path, *, make: bool = False) -> Iterator[tuple[int | None, P
 
 
 def _open_root(root: Path) -> int:
-    """Opens a sealed folder.
-
-    A remount makes all open folders stale, including the working folder. In that case, this
-    re-enters the working folder by name and retries.
+    """Opens a sealed folder. If a remount has made all open folders stale, including the working
+    folder, first re-enters the working folder by name.
     """
     try:
         return os.open(root, _FOLDER)
@@ -251,7 +247,7 @@ def parse_json(text: str, where: str, depth: int = DEEPEST) -> Any:
         ) from error
     except RecursionError as error:
         raise InputError(f"is nested more than {depth} levels deep", where=first) from error
-    except ValueError as error:  # an integer with more digits than Python converts
+    except ValueError as error:  # an integer with more digits than Python can convert
         raise InputError("has a number with too many digits", where=first) from error
     if _is_deeper(value, depth):
         raise InputError(f"is nested more than {depth} levels deep", where=first)
@@ -297,7 +293,7 @@ def line_of(text: str, key: str) -> int:
 def converting(content: bytes, at: int) -> str:
     """Suggests a fix for content that is not UTF-8 from byte `at` on.
 
-    An encoding is suggested only if the bytes indicate it, because a conversion from the wrong
+    Names an encoding only if the bytes are evidence for it, because conversion from the wrong
     encoding would also succeed.
     """
     begin = content[:4]
@@ -317,7 +313,9 @@ def converting(content: bytes, at: int) -> str:
 def mistaken(
     text: str, where: str, forms: Iterable[tuple[str, str]] = MISTAKEN
 ) -> InputError | None:
-    """Returns an error if the text is a different kind of file, such as a Git LFS pointer."""
+    """Returns an error if the text is a different kind of file, such as a Git LFS pointer,
+    otherwise None.
+    """
     for form, what in forms:
         if match := re.search(form, text[: 64 * KIBIBYTE], re.IGNORECASE | re.MULTILINE):
             return InputError(what, where=f"{where}:{text.count(chr(10), 0, match.end()) + 1}")
@@ -369,7 +367,7 @@ def printable(text: str) -> str:
 
 
 def shortened(text: str, most: int = SHOWN) -> str:
-    """Truncates a text to `most` characters, with an ellipsis at the end."""
+    """Truncates a text to `most` characters, ending in an ellipsis."""
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
@@ -408,9 +406,8 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _is_deeper(value: Any, depth: int) -> bool:
-    """Returns whether objects and lists are nested more than `depth` levels deep.
-
-    Iterates instead of recursing, because deep input would overflow the stack.
+    """Returns whether objects and lists are nested more than `depth` levels deep. Iterative,
+    because recursion on deeply nested input would overflow the stack.
     """
     level = [value] if type(value) in (dict, list) else []
     for _ in range(depth):

@@ -40,7 +40,7 @@ class Pattern:
 
 
 Count = Annotated[int, Range(0, LARGEST)]
-# seconds since 1970; the upper bound is in the year 6325
+# seconds since 1970, up to the year 6325
 Moment = Annotated[float, Range(0, 2**37)]
 Name = Annotated[str, Pattern(r"[^\x00-\x1f\x7f-\x9f]{0,4096}")]  # text on a single line
 
@@ -146,9 +146,8 @@ _PLAIN: dict[Any, Callable[[Any, Any, str], Any]] = {
 
 
 def _any_of(hints: tuple[Any, ...], value: Any, key: str) -> Any:
-    """Converts a value to the first type in the union that matches.
-
-    A mapping is tried only against mapping types, so that an error refers to the mapping's keys.
+    """Converts a value to the first type in the union that fits. A mapping is tried only against
+    mapping types, so that errors refer to the mapping's keys.
     """
     if value is None and type(None) in hints:
         return None
@@ -212,9 +211,8 @@ def _record(kind: Any, value: Any, key: str) -> Any:
 
 @cache
 def _required(kind: Any) -> frozenset[str]:
-    """Returns the keys that a TypedDict requires.
-
-    Checks the hints too, because Python ignores Required[...] in string annotations.
+    """Returns the keys that a TypedDict requires. Also inspects the hints, because Python ignores
+    Required[...] in string annotations.
     """
     marked = {
         name for name, hint in kinds_of(kind).items() if typing.get_origin(hint) is typing.Required
