@@ -1,4 +1,6 @@
-"""JSON output of verbs (JSON=1), and its schema: `python -m trainfleet.report.json_output`."""
+"""JSON output of the CLI verbs (JSON=1), and its schema: `python -m
+trainfleet.report.json_output`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from ..run.run_folder import Run
 from ..trust.errors import TrainfleetError
 from .history import History, read
 
-VERSION = 1  # increased when a field is renamed, removed or gets another meaning
+VERSION = 1  # incremented when a field is renamed, removed or given a new meaning
 MEASURED = ("tokens", "valid_loss", "tokens_per_second", "mfu", "goodput", "memory_bytes")
 FILE = ROOT / "schema" / "output.schema.json"
 STATES = (
@@ -42,33 +44,33 @@ class RunState:
     first_loss: float | None = None
     """First training loss, in nats per token."""
     loss: float | None = None
-    """Newest training loss, or null if it is not finite."""
+    """Latest training loss, or null if it is not finite."""
     valid_loss: float | None = None
-    """Newest validation loss."""
+    """Latest validation loss."""
     tokens_per_second: float | None = None
-    """Throughput of all ranks together."""
+    """Total throughput of all ranks."""
     mfu: float | None = None
     """Model FLOPs utilization, from 0 to 1."""
     goodput: float | None = None
-    """Share of useful training time in the total time, from 0 to 1."""
+    """Useful training time as a fraction of total time, from 0 to 1."""
     memory_bytes: float | None = None
-    """Peak memory per rank."""
+    """Peak memory per rank, in bytes."""
     usd: float | None = None
     """Cost so far, in US dollars."""
     restarts: int = 0
-    """Restarts after failures."""
+    """Number of restarts after failures."""
     seconds: Annotated[dict[str, float] | None, Key(type=("object",))] = None
-    """Seconds of the run by use, such as train, checkpoint and startup."""
+    """Run time in seconds, broken down by use, such as train, checkpoint and startup."""
     seconds_left: float | None = None
-    """Predicted seconds until the last step, while the run is running."""
+    """Estimated seconds until the last step, if the run is active."""
     updated: float | None = None
     """Unix time of the last update."""
     last_checkpoint: str | None = None
-    """Address of the newest checkpoint."""
+    """Address of the latest checkpoint."""
     waits_for: str | None = None
     """The scheduler's reason why the job is queued."""
     verdict: str | None = None
-    """Rank or host, and the cause of the failure."""
+    """Cause of the failure, with the rank or host."""
     next: tuple[str, ...] = ()
     """Commands to run next."""
 
@@ -90,21 +92,21 @@ class CompareOutput:
     runs: tuple[RunState, ...]
     """The compared runs."""
     differences: Annotated[dict[str, list[Any]], Key(type=("object",))]
-    """Config keys with different values, each with one value per run."""
+    """Config keys in which the runs differ, each with one value per run."""
     plot: str
-    """Path of the plot with all loss curves."""
+    """Path of the plot that shows all loss curves."""
 
 
 @dataclass(frozen=True)
 class CheckpointState:
-    """A checkpoint, judged by its marker and file sizes."""
+    """A checkpoint, as described by its marker and file sizes."""
 
     step: int
-    """Step after which it was saved."""
+    """Step after which the checkpoint was saved."""
     address: str
     """Folder or S3 address."""
     fault: str | None
-    """Reason why it is broken, or null."""
+    """Reason why the checkpoint is broken, or null."""
     time: float | None = None
     """Unix time of the save."""
     bytes: int | None = None
@@ -112,21 +114,21 @@ class CheckpointState:
     loss: float | None = None
     """Training loss at that step."""
     layout: Annotated[dict[str, int] | None, Key(type=("object",))] = None
-    """Degrees of the layout that saved it."""
+    """Parallelism degrees with which the checkpoint was saved."""
 
 
 @dataclass(frozen=True)
 class CheckpointsOutput:
     checkpoints: tuple[CheckpointState, ...]
-    """Checkpoints, oldest first; broken ones that were set aside come last."""
+    """Checkpoints, oldest first, followed by broken ones that were set aside."""
 
 
 @dataclass(frozen=True)
 class RecipeLine:
     name: str
-    """Name for RECIPE."""
+    """Name to pass as RECIPE."""
     about: str
-    """What the recipe trains, and where."""
+    """What the recipe trains, and on which machines."""
 
 
 @dataclass(frozen=True)
@@ -142,17 +144,17 @@ class ResourceState:
     kind: str
     """Kind of resource."""
     id: str
-    """AWS identifier, or "" for a kind that the credentials may not list."""
+    """AWS identifier, or "" for a kind that the credentials are not allowed to list."""
     config: str
-    """Name in the config that created it."""
+    """Name in the config that created the resource."""
     about: str
     """Description, or the reason why this kind was not listed."""
     since: float | None
     """Unix time of creation."""
     usd_per_hour: float | None
-    """Price, or null if it is unknown."""
+    """Price per hour in US dollars, or null if it is unknown."""
     holds_data: bool
-    """Whether only PURGE=1 removes it."""
+    """Whether the resource is removed only with PURGE=1."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +162,7 @@ class LsOutput:
     region: str | None
     """AWS region, or null if the backend creates no resources."""
     resources: tuple[ResourceState, ...]
-    """All resources in the region, of every config."""
+    """All resources in the region, from every config."""
 
 
 Output = StatusOutput | RunsOutput | CompareOutput | CheckpointsOutput | RecipesOutput | LsOutput
@@ -223,7 +225,7 @@ def _measured(history: History, heard: str) -> dict[str, Any]:
 
 
 def schema() -> Schema:
-    """Returns the JSON Schema of the output, with a definition per verb."""
+    """Returns the JSON Schema of the output, with one definition per verb."""
     verbs = {verb: _open(schema_of(kind, described=True)) for verb, kind in OUTPUTS.items()}
     for part in verbs.values():
         part["properties"] |= {"version": {"const": VERSION}}
@@ -237,8 +239,8 @@ def schema() -> Schema:
 
 
 def _open(part: Schema) -> Schema:
-    """Requires all fields, because all are printed, and allows others, because a later release may
-    add some.
+    """Marks all fields as required, because all are printed. Allows additional fields, because a
+    later release may add some.
     """
     part.pop("default", None)
     part.pop("additionalProperties", None)
