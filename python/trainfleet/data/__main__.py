@@ -12,7 +12,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-# Each process encodes with a single thread, so WORKERS equals the number of busy cores. The
+# Each process encodes with a single thread, so that WORKERS processes keep WORKERS cores busy. The
 # libraries read these variables at import time.
 os.environ |= {
     "RAYON_NUM_THREADS": "1",

@@ -1,6 +1,5 @@
-"""Readers for compressed text files and for tar archives such as WebDataset shards.
-
-Files in a tar are handled in the same way as files in a folder.
+"""Readers for compressed text files and for tar archives such as WebDataset shards. Files in a tar
+are treated like files in a folder.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ PACKED = {b"\x1f\x8b": ("gzip", "gzip"), b"BZh": ("bz2", "bzip2"), b"\xfd7zXZ": 
 # Maximum number of sidecars to buffer while no record has been found. Beyond that, sidecars are
 # read as texts.
 HELD = 16
-LOOKED = 200  # maximum files that `make plan` reads from one tar per source
+LOOKED = 200  # maximum files that `make plan` reads per source, all from one tar
 SIDECAR = ".md, README or licence files next to records"
 
 
@@ -63,9 +62,10 @@ def read_packed_text(piece: SourcePiece, text_field: str) -> Iterator[Item]:
 
 
 def read_tar(piece: SourcePiece, text_field: str) -> Iterator[Item]:
-    """Yields the records of a tar in archive order. Supports the same formats as in a folder.
+    """Yields the records of a tar in archive order, in any format that is supported in a folder.
 
-    The tar is read sequentially and never extracted, so names and links inside it can't escape it.
+    The tar is read sequentially and never extracted, so names and links in the tar can't point
+    outside it.
     """
     errors = (
         tarfile.TarError,
@@ -83,8 +83,8 @@ def read_tar(piece: SourcePiece, text_field: str) -> Iterator[Item]:
 
 
 def look_into(units: Iterable[Unit], data: Data) -> Iterator[str]:
-    """Yields a warning per source for unread files among the first LOOKED ones in its tar. Raises
-    DataError if one of these files would make tokenization fail.
+    """Yields a warning for each source with unread files among the first LOOKED files in its tar.
+    Raises DataError if one of these files would make tokenization fail.
     """
     tars = {
         unit.source: piece for unit in units for piece in unit.pieces if name_of(piece.path) == TAR
@@ -224,8 +224,8 @@ def _member(about: tarfile.TarInfo, stream: BinaryIO, piece: SourcePiece) -> Fou
 
 
 def _unpacked(raw: BinaryIO, piece: SourcePiece) -> tuple[BinaryIO, type[Exception]]:
-    """Detects compression by its magic number. Returns the decompressed stream, or `raw` if it is
-    not compressed, and the exception class for damaged content.
+    """Detects compression by magic number. Returns the decompressed stream, or `raw` if it is not
+    compressed, and the exception class that signals damaged content.
     """
     begin = raw.read(6)
     raw.seek(0)

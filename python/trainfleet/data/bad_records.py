@@ -16,9 +16,9 @@ from ..trust.untrusted_input import converting, mistaken, printable, shortened, 
 from .format_table import format_of
 from .sources import LARGEST_TEXT
 
-# Named values of data.on_bad_record. A number is the maximum share of bad records to skip.
+# Named values of data.on_bad_record. A number sets the maximum fraction of bad records to skip.
 STOP, SKIP = "stop", "skip"
-SHARE = 1e-4  # maximum share of bad records that `skip` allows
+SHARE = 1e-4  # maximum fraction of bad records that `skip` allows
 LISTED = 100  # maximum bad records listed in a unit's record
 # A unit fails if it has at least this many bad records and they outnumber the good ones. The usual
 # cause is a wrong file or text field.

@@ -1,8 +1,8 @@
 """Reader for sample batches from a finished dataset.
 
 A split's tokens are the concatenated tokens of its shards. Sample k of length T is tokens [k·T, k·T
-+ T]. Inputs and targets therefore come from one array, and adjacent samples share one token.
-shuffling.py decides which sample is the g-th in training.
++ T], so inputs and targets are slices of one array, and adjacent samples share one token.
+shuffling.py determines the order of samples in training.
 """
 
 from __future__ import annotations
@@ -108,11 +108,11 @@ class Dataset:
         self, split: str, first: int, count: int, sequence_length: int, seed: int
     ) -> npt.NDArray[np.int64]:
         """Returns samples [first, first + count) of the global order as int64 [count,
-        sequence_length + 1].
+        sequence_length + 1]. The result depends only on the arguments, not on the rank or on how
+        samples are grouped into calls.
 
-        The result depends only on the arguments, not on the rank or on how samples are grouped into
-        calls. `train` is reshuffled every epoch, and `validation` is read in order. Raises
-        DataError if the split is shorter than one sample.
+        `train` is reshuffled every epoch, and `validation` is read in order. Raises DataError if
+        the split is shorter than one sample.
         """
         rows = self.rows(split, first, count, sequence_length, seed)
         if self._cache:

@@ -195,7 +195,7 @@ class FolderDataset:
 
 
 class BucketDataset:
-    """Dataset under an S3 prefix, with a local folder for files in transit."""
+    """Dataset under an S3 prefix, with a local staging folder."""
 
     note_every = 5.0  # seconds; each call costs an S3 request
 

@@ -136,7 +136,7 @@ def left_out(unit: Unit, documents: int) -> tuple[str, ...]:
     )
 
 
-# Reader of each format, by format name
+# Maps a format name to its reader.
 READERS: dict[str, Callable[[SourcePiece, str], Iterator[Item]]] = {
     row.name: named(row.read) for row in FORMATS.values()
 }

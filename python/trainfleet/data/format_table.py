@@ -69,13 +69,15 @@ FORMATS = {
 
 @cache
 def by_suffix() -> dict[str, Format]:
-    """Returns the format of each suffix, longest suffix first."""
+    """Maps each suffix to its format, longest suffix first."""
     found = {suffix: row for row in FORMATS.values() for suffix in row.suffixes}
     return dict(sorted(found.items(), key=lambda entry: -len(entry[0])))
 
 
 def format_of(path: str) -> Format | None:
-    """Returns a file's format based on its suffix, or None if the format is not supported."""
+    """Returns a file's format, as determined by its suffix, or None if the format is not
+    supported.
+    """
     return next((row for suffix, row in by_suffix().items() if path.endswith(suffix)), None)
 
 
@@ -86,8 +88,8 @@ def name_of(path: str) -> str:
 
 
 def is_sidecar(path: str) -> bool:
-    """Returns whether a file's name is that of a sidecar. Sidecars, such as README.md, only
-    describe the records next to them.
+    """Returns whether a file is a sidecar, such as README.md, according to its name. A sidecar only
+    describes the records next to it.
     """
     return SIDECAR.fullmatch(re.split("/|: ", path)[-1]) is not None
 

@@ -130,7 +130,7 @@ def read_lines(
 
 
 def read_parquet(piece: SourcePiece, text_field: str) -> Iterator[Item]:
-    """Yields the column `text_field` of the row groups that start in the piece. Loads at most ROWS
+    """Yields the `text_field` column of the row groups that start in the piece. Loads at most ROWS
     rows at a time.
     """
     arrow, parquet = (

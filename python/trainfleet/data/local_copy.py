@@ -28,8 +28,8 @@ from .dataset_store import BucketDataset, DatasetStore, FolderDataset
 from .manifest import BLOCK, ITEM_BYTES, MANIFEST, Manifest, Shard, read_manifest, store_of
 from .shards import THREADS, check_block
 
-# A copy is not worthwhile if the dataset is more than this many times larger than the data that the
-# run reads.
+# Maximum ratio of the dataset's size to the amount of data that the run reads. Above it, a copy is
+# not worthwhile.
 READ_TWICE = 2
 
 

@@ -131,8 +131,8 @@ class UnitRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Manifest of a finished dataset. `identity` is a hash of the shards, id type and tokenizer
-    that training uses. It does not depend on how they were created.
+    """Manifest of a finished dataset. `identity` is a hash of the shards, dtype and tokenizer that
+    training uses, independent of how they were created.
     """
 
     identity: Digest
@@ -214,10 +214,8 @@ def store_of(data: Data, root: Path = run_folder.DATA) -> DatasetStore:
 
 def find(data: Data, root: Path = run_folder.DATA) -> Manifest | None:
     """Returns the manifest of the config's dataset, or None if the dataset is missing or
-    unfinished.
-
-    Raises DataError, listing the differences, if a dataset with this name was made with other
-    settings.
+    unfinished. Raises DataError, listing the differences, if a dataset with this name was created
+    with different settings.
     """
     store = store_of(data, root)
     manifest = read_manifest(store)

@@ -93,11 +93,11 @@ class Masked:
     def _pairs(
         self, split: str, first: int, count: int, length: int, seed: int
     ) -> tuple[Rows, ...]:
-        """Builds BERT's [CLS] A [SEP] B [SEP] and returns tokens, segments and labels. In half of
-        the rows (label 1), B is taken from half an epoch later.
+        """Builds BERT's [CLS] A [SEP] B [SEP] rows and returns tokens, segments and labels. In half
+        of the rows (label 1), B is taken from half an epoch later.
 
-        A ends at a sentence boundary in the middle half of the row if possible (Devlin et al. 2018,
-        section 3.1).
+        If possible, A ends at a sentence boundary in the middle half of the row (Devlin et al.
+        2018, section 3.1).
         """
         room = length - 3
         rows = self.dataset.batch(split, first, count, room, seed)[:, :room]

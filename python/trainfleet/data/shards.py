@@ -43,7 +43,7 @@ MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")
 TYPE_CODES = {"int32": 4, "uint16": 8}  # codes of Megatron's DType, which has no uint32
 
-OPEN_FILES = 512  # maximum files to map at a time, below the usual limit of 1024 descriptors
+OPEN_FILES = 512  # maximum number of mapped files, below the usual limit of 1024 descriptors
 Tokenlike = npt.NDArray[Any]
 
 THREADS = 8  # parallel block downloads

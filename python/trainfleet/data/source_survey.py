@@ -57,7 +57,7 @@ def look(data: Data) -> SourceSurvey:
 
 def _read_first_records(plan: UnitPlan, data: Data) -> None:
     """Reads the first record of each source on this disk. Raises DataError if that record would
-    stop tokenization.
+    make tokenization fail.
     """
     for source, piece in {unit.source: unit.pieces[0] for unit in reversed(plan.units)}.items():
         kind = name_of(piece.path)

@@ -52,7 +52,7 @@ class Share:
 
 
 def tokenize(data: Data, share: Share, root: Path = run_folder.DATA) -> Manifest | None:
-    """Tokenizes this node's units. Returns the manifest if this completes the dataset, or None if
+    """Tokenizes this node's units. Returns the manifest if that completes the dataset, or None if
     other nodes are still working.
     """
     store = manifest.store_of(data, root)
@@ -73,8 +73,8 @@ def tokenize(data: Data, share: Share, root: Path = run_folder.DATA) -> Manifest
 
 
 def prepare(data: Data, plan: UnitPlan, store: DatasetStore) -> Preparation:
-    """Commits plan.json and tokenizer.json. Reuses those of an interrupted job if its settings and
-    files were the same.
+    """Commits plan.json and tokenizer.json, or reuses those of an interrupted job with the same
+    settings and files.
     """
     for line in (*plan.notes, *(f"warning: {warning}" for warning in plan.warnings)):
         print(line, flush=True)
@@ -169,7 +169,7 @@ def _tokenizer_of(store: DatasetStore, preparation: Preparation) -> bytes | None
 
 
 def _mirror_tokenizer(store: DatasetStore, preparation: Preparation) -> None:
-    """Copies the tokenizer to this machine's folder, because it may exist only in S3."""
+    """Copies the tokenizer to this machine's folder, because the original may exist only in S3."""
     path = store.folder / FILE
     if not path.exists() or load(path).sha256 != preparation.tokenizer_sha256:
         run_folder.write_atomic(path, (_tokenizer_of(store, preparation) or b"").decode())
@@ -230,7 +230,8 @@ def _work(work: UnitWork, units: Iterator[Unit]) -> None:
 def _in_processes(task: _Task, units: list[Unit], workers: int) -> None:
     """Runs worker processes, each of which requests its next unit through a pipe.
 
-    Workers are spawned, because fork would copy locks that threads of the tokenizer libraries hold.
+    Workers are spawned rather than forked, because a fork would copy locks held by the tokenizer
+    libraries' threads.
     """
     context = multiprocessing.get_context("spawn")
     links = dict[Connection, SpawnProcess]()

@@ -47,7 +47,7 @@ class Tokenizer(Vocabulary):
         return self._opened[0]
 
     def renew(self) -> None:
-        """Drops the encoder and its caches. The next use reopens it."""
+        """Drops the encoder and its caches. The next use reopens the encoder."""
         for name in ("encoder", "_opened"):
             self.__dict__.pop(name, None)
 
@@ -69,15 +69,15 @@ class Tokenizer(Vocabulary):
 
 
 def described(encoder: TextEncoder) -> str:
-    """Returns the name and version of an encoder's library."""
-    from importlib.metadata import version  # imported here, because it takes 14 ms
+    """Returns the name and version of the library behind an encoder."""
+    from importlib.metadata import version  # imported here, because the import takes 14 ms
 
     return f"{encoder.name} {version(encoder.package)}"
 
 
 class StreamDecoder:
-    """Streaming decoder for ids that arrive one at a time. It holds back a character until all its
-    bytes have arrived.
+    """Streaming decoder for ids that arrive one at a time. Buffers a character until all its bytes
+    have arrived.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:

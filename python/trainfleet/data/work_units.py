@@ -142,7 +142,8 @@ class UnitWork:
                 self.meter.add(bytes_=consumed, documents=read, tokens=tokens)
             files = stack.pop_all()
         bad.require_few(documents)
-        # Count the remaining bytes: headers, blank lines, and bytes that a decompressor read ahead.
+        # Count the remaining bytes: headers, blank lines, and bytes that a decompressor has read
+        # ahead.
         self.meter.add(bytes_=unit.bytes - done)
         record = UnitRecord(
             index=unit.index,
@@ -174,7 +175,7 @@ class UnitWork:
         self, texts: list[str], ids: Ids, offsets: Offsets, encoder: TextEncoder, seed: int
     ) -> int:
         """Compares one document of a batch, or the start of a long one, with the reference. Returns
-        the number of documents compared.
+        the number of documents that were compared.
         """
         reference = self.tokenizer.reference
         if encoder is reference:

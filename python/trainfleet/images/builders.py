@@ -1,4 +1,4 @@
-"""Selects docker, podman or buildah, and provides the commands to build, inspect and push
+"""Selects docker, podman or buildah, and provides the commands that build, inspect and push
 images.
 """
 
@@ -18,7 +18,7 @@ from ..trust.safe_output import visible
 from .image_recipe import ARCHITECTURE, DOCKERFILE
 
 ANSWER = 60.0  # query timeout in seconds
-NATIVE = ("x86_64", "AMD64")  # machine types that build amd64 images without --platform
+NATIVE = ("x86_64", "AMD64")  # machines that build amd64 images without --platform
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Builder:
         )
 
     def names(self, label: str) -> list[str]:
-        """Returns the names of local images with a label, newest first."""
+        """Returns the names of local images with this label, newest first."""
         form = "{{.Name}}:{{.Tag}}" if self.name == "buildah" else "{{.Repository}}:{{.Tag}}"
         said = self.run("images", f"--filter=label={label}", f"--format={form}")
         return [line for line in said.stdout.splitlines() if "<none>" not in line]
@@ -110,8 +110,8 @@ class Builder:
         return [[self.name, "push", reference, f"docker://{target}"]]
 
     def run(self, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-        """Runs the program. Returns a failed process if the program can't be started or times
-        out.
+        """Runs the program. If it can't be started or times out, returns a failed process instead
+        of raising an error.
         """
         command = [self.name, *words]
         try:

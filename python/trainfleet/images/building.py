@@ -36,8 +36,8 @@ CERTIFICATES = {
 ADDRESSES = ("index-url", "extra-index-url", "find-links")
 PASSWORD = "TRAINFLEET_PIP_PASSWORD"
 Say = Callable[[str], None]
-# buildah and podman print steps as "[8/8] STEP 7/23: RUN ...", docker prints "#9 [image 7/23] RUN
-# ...".
+# buildah and podman print steps as "[8/8] STEP 7/23: RUN ...", while docker prints "#9 [image 7/23]
+# RUN ...".
 STEP = re.compile(r"(?:\[\d+/\d+\] )?STEP (\d+/\d+): (.+)|#\d+ \[(?:[\w-]+ )?(\d+/\d+)\] (.+)")
 CACHED = re.compile(r"--> Using cache|#\d+ CACHED")
 NOISE = re.compile(
@@ -182,9 +182,8 @@ def build(recipe: ImageRecipe, builder: Builder, commit: str, say: Say) -> Local
 
 
 def require(found: LocalImage, recipe: ImageRecipe) -> LocalImage:
-    """Returns the image if it matches the recipe.
-
-    Raises ImageError if its tag or processor architecture differs.
+    """Returns the image if it matches the recipe. Raises ImageError if its tag or processor
+    architecture differs from the recipe's.
     """
     if found.architecture != ARCHITECTURE:
         why = (
@@ -221,9 +220,8 @@ def describe(found: LocalImage) -> str:
 def run_builder(
     builder: Builder, words: Sequence[str], what: str, troubles: Sequence[Trouble], base: str = ""
 ) -> None:
-    """Runs a builder command and shows its output.
-
-    If it fails, raises ImageError with the cause and the last lines of output.
+    """Runs a builder command and shows its output. Raises ImageError with the cause and the last
+    lines of output if the command fails.
     """
     process = subprocess.Popen(
         words,
@@ -389,7 +387,7 @@ class BuildSteps:
             self.open = False
 
     def end(self, how: str = "") -> None:
-        """Ends the line of the running step with `how`, or with the step's duration."""
+        """Ends the running step's line with `how`, or with the step's duration."""
         seconds = time.monotonic() - self.began
         outcome = how or (f"{seconds:.0f} s" if seconds > LONG else "")
         if self.runs and (self.open or outcome):

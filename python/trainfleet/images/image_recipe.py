@@ -19,7 +19,7 @@ NAME = "trainfleet"
 TAG = "image-tag"  # file with the image's tag, next to the code
 LAYERS = f"{NAME}.layers"  # label with a hash of each layer
 ARCHITECTURE = "amd64"  # processor architecture of all instance types (hardware/node_types.py)
-# Inputs of each layer: files of the checkout and Dockerfile arguments. Layers are ordered from
+# Inputs of each layer: files in the checkout and Dockerfile arguments. Layers are ordered from
 # rarely to frequently changed. The last layer, code, contains all files.
 PARTS = {
     "system": (("scripts/build_tools.sh",), ("BASE_IMAGE",)),

@@ -40,7 +40,7 @@ class Missing(BackendError):
 
 
 def wait_for_all(placement: Placement, job: str, seconds: float, say: Say) -> None:
-    """Waits until all nodes of `job` have arrived. Reports progress through `say`.
+    """Waits until all nodes of `job` have arrived, and reports progress through `say`.
 
     Raises:
         Missing: nodes are missing after `seconds`. Every node that has arrived raises it, with the
@@ -189,7 +189,8 @@ def _is_over(line: list[str], placement: Placement, say: Say) -> bool:
 
     Raises:
         Missing: node 0 reports missing nodes.
-        ValueError: the line is not part of the protocol, so another program listens on the port.
+        ValueError: the line is not part of the protocol, so another program is listening on the
+            port.
     """
     match line:
         case ["go"]:
@@ -221,8 +222,8 @@ def _raise_missing(missing: list[int], placement: Placement, seconds: float | No
 
 
 def _allow_connections(nodes: int) -> None:
-    """Increases the open file limit to at least one per node, because containers often start with
-    1024.
+    """Raises the open file limit to at least one file per node, because containers often start with
+    a limit of 1024.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = nodes + 256

@@ -68,8 +68,8 @@ from .precompile import ahead
 # Per-node settings as templates, such as `GLOO_SOCKET_IFNAME=*` and `NCCL_IB_HCA==%infiniband`,
 # because their values differ between nodes.
 CARDS = "TRAINFLEET_CARDS"
-# Placeholders in CARDS for the node's network card, and for its ports on the fabric named after
-# PORTS
+# Placeholders in CARDS: the node's network card, and, if followed by a fabric's name, its ports on
+# that fabric
 CARD, PORTS = "*", "%"
 GRACE = "TRAINFLEET_GRACE"
 LOCK = "TRAINFLEET_LOCK"  # versions in the job's plan, if the job runs in an image

@@ -108,8 +108,8 @@ class PlacementSource:
 def torchrun(
     placement: Placement, ranks: int, module: str, python: str, scratch: Path | None = None
 ) -> tuple[str, ...]:
-    """Returns one node's torchrun command line, up to and including the module. With `scratch`,
-    each output line is prefixed with its rank, and logs are written to that folder.
+    """Returns one node's torchrun command line, up to and including the module. If `scratch` is
+    given, each output line is prefixed with its rank, and logs are written to that folder.
 
     The rendezvous is static: trainfleet assigns the node ranks, and no host names are resolved.
     """
@@ -178,8 +178,8 @@ def _expand(part: str) -> Iterator[str]:
 
 
 def unlinked() -> str:
-    """Returns why this machine can't reach its loopback address, which simulated nodes use, or ""
-    if it can.
+    """Returns why this machine can't reach the loopback address that simulated nodes use, or "" if
+    it can.
     """
     try:
         with (

@@ -83,7 +83,7 @@ def run_part(part: Callable[[], int]) -> int:
     if (
         os.getpid() != 1
         # The first process of a container is exempt, because its parent is a thread of the
-        # container runtime that may end at any time.
+        # container runtime, which may end at any time.
     ):
         die_with_parent()
     if other := announce():
@@ -180,8 +180,7 @@ def detach(file: Path, task: dict[str, Any]) -> int:
         os.dup2(target, descriptor)
     write(file, f"{identity(os.getpid())} {task['token']}")
     os.write(started, b".")
-    # The supervisor dies with its parent, so wait until this process has been reparented to a
-    # process that stays alive.
+    # The supervisor dies with its parent, so wait until this process has been reparented.
     while os.getppid() == starter:
         time.sleep(0.001)
     os.execve(
@@ -291,12 +290,13 @@ class RankGuard(threading.Thread):
 
 def pass_on(child: subprocess.Popen[bytes], run: Run | None, grace: float, log: Path) -> None:
     """Installs signal handlers that forward stop requests. SIGTERM asks the child to stop and is
-    followed by SIGKILL after `grace` seconds. SIGUSR1, Slurm's early notice, only asks.
+    followed by SIGKILL after `grace` seconds. SIGUSR1, which Slurm sends as an early notice, only
+    asks.
 
     SIGTERM and SIGKILL are logged with their times, so that a verdict can detect that a node was
     killed early (watch/verdict.py). Ranks of a `run` are asked to stop through its stop file. If
-    torchrun received the signal, it would kill its ranks and skip the exit barrier. The torchruns
-    on other nodes would then wait at the barrier for five minutes.
+    torchrun received the signal, it would kill its ranks and skip the exit barrier, and the
+    torchruns on other nodes would wait at the barrier for five minutes.
     """
 
     def ask(number: int, frame: FrameType | None) -> None:

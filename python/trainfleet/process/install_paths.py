@@ -38,7 +38,7 @@ def page(name: str) -> str:
 def version() -> str:
     """Returns the release and, in a checkout, the commit, as in `0.2.0 (1a2b3c4, changed)`."""
     if IS_INSTALLED:
-        from importlib import metadata  # imported here, because it takes 14 ms
+        from importlib import metadata  # imported here, because the import takes 14 ms
 
         return metadata.version("trainfleet")
     try:
@@ -78,8 +78,8 @@ def installing(extra: str) -> str:
 
 
 def installing_package(package: str) -> str:
-    """Returns the command that installs a package in this Python environment. It uses uv if the
-    environment has no pip, which is the case in environments created by uv.
+    """Returns the command that installs a package in this Python environment. Uses uv if the
+    environment has no pip, as in environments created by uv.
     """
     # find_spec can't be used here: setuptools would mistake a search for pip for pip itself, and
     # torch.compile, which imports setuptools, would fail.

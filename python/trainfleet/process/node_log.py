@@ -1,5 +1,5 @@
-"""Node log, with the time and author of each line. Lines are kept in memory while the disk is not
-writable. Uses only the standard library.
+"""Node log with the time and author of each line. While the disk is not writable, lines are kept in
+memory. Uses only the standard library.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Log:
             self._flush()
 
     def note(self, who: str, text: str, when: float | None = None) -> None:
-        """Writes a line from an author other than the command, with the time of the event."""
+        """Writes a timestamped line from an author other than the command."""
         self.write(stamp(f"{text}\n".encode(), when, who))
 
     def close(self) -> bool:

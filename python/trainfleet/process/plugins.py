@@ -1,10 +1,10 @@
 """Finds the objects that installed packages provide through entry points (packaging.python.org,
 Entry points specification).
 
-trainfleet.backends    subclass of `backends.base.Backend`, which runs jobs
-trainfleet.placements  `node.placement.PlacementSource`, from which the backend's nodes read their
-                       placement
-trainfleet.benches     generator that yields a `Bench`, on which tests/conformance tests the
+trainfleet.backends    subclass of `backends.base.Backend` that runs jobs
+trainfleet.placements  `node.placement.PlacementSource` that reads the placement of the backend's
+                       nodes
+trainfleet.benches     generator of `Bench` objects that tests/conformance uses to test the
                        backend
 """
 

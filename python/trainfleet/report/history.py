@@ -20,7 +20,7 @@ from ..watch.time_accounting import ledger
 
 # Events that may cause a break in a curve, in order of occurrence
 BREAKS = ("fault", "stopped", "restarted", "resumed")
-# Stages in the `seconds` of results.json, in report order
+# Stages in `seconds` in results.json, in report order
 STAGES = ("tokenize", "startup", "train", "validate", "checkpoint")
 TELLING = ("message", "who", "cause", "words")  # event fields that are shown without their name
 UNKNOWN = "—"
@@ -156,7 +156,7 @@ class History:
 
     @property
     def is_lost(self) -> bool:
-        """Returns whether the latest loss is non-finite. The run may still recover from this."""
+        """Returns whether the latest loss is non-finite. The run may still recover."""
         return (
             bool(self.metrics)
             and "loss" in self.metrics[-1]
@@ -314,7 +314,7 @@ def read(run: Run) -> History:
     """Reads the run folder and returns its current state."""
     results = run.read_results()
     status = str(results.get("status") or "not started")
-    # Without a launcher on this machine, a run may still be active.
+    # A run may also be active without a launcher on this machine.
     goes_on = results.get("unattended") or read_holder(run.folder)
     if status == "running" and not goes_on and not is_locked(run.folder):
         status = "interrupted"  # the launcher died before it could record the end of the run
@@ -329,7 +329,7 @@ def _which_config(run: Run) -> str:
     current folder names this run or if the run has no config yet.
     """
     lines: list[str] = []
-    with suppress(FileNotFoundError, InputError):  # without config.yaml, no file here names the run
+    with suppress(FileNotFoundError, InputError):  # no readable config.yaml
         lines = untrusted_input.read_text(
             Path("config.yaml"), untrusted_input.MEBIBYTE
         ).splitlines()

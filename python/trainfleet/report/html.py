@@ -146,7 +146,7 @@ def _header(history: History, rehearsed: rehearsal_table.Rehearsal | None) -> st
 
 
 def _verdicts(history: History) -> list[str]:
-    """Returns one warning box per problem found."""
+    """Returns one warning box per problem."""
     findings = [history.verdict] if history.verdict else []
     if history.broke_at is not None and not findings:
         cure = "A lower train.learning_rate or a longer train.warmup_steps usually helps."

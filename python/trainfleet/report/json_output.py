@@ -108,11 +108,11 @@ class CheckpointState:
     fault: str | None
     """Reason why the checkpoint is broken, or null."""
     time: float | None = None
-    """Unix time of the save."""
+    """Unix time at which the checkpoint was saved."""
     bytes: int | None = None
-    """Size of all files."""
+    """Total size of all files, in bytes."""
     loss: float | None = None
-    """Training loss at that step."""
+    """Training loss at this step."""
     layout: Annotated[dict[str, int] | None, Key(type=("object",))] = None
     """Parallelism degrees with which the checkpoint was saved."""
 

@@ -136,7 +136,7 @@ def _row(done: float, total: float, parts: list[Part], width: int) -> Table:
 
 
 class Shown(ABC):
-    """Context manager that displays a job. The launcher calls `update` about five times a
+    """Context manager that displays a job. The launcher calls `update` about five times per
     second.
     """
 

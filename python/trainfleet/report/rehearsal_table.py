@@ -1,5 +1,5 @@
 """Reads and writes a rehearsal's results (rehearsal.json in its run folder), and builds the rows of
-their table.
+the results table.
 """
 
 from __future__ import annotations

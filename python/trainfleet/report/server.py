@@ -64,8 +64,8 @@ class Server(ThreadingHTTPServer):
         return f"http://{LOOPBACK}:{self.server_port}/?{TOKEN}={self.token}"
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Handles the request in one of up to MOST threads. Closes the oldest connection if all
-        threads are busy.
+        """Handles the request in one of up to MOST threads. If all threads are busy, closes the
+        oldest connection first.
         """
         while len(self.begun) >= MOST:
             for oldest in list(self.begun)[:1]:

@@ -120,8 +120,9 @@ class ConfigError(TrainfleetError):
 
 
 class InputError(TrainfleetError, ValueError):
-    """Invalid external input. `where` is its file and line, and `key` is the invalid key. Also a
-    ValueError, so that readers can convert it to an error specific to their file.
+    """Invalid external input. `where` is its file and line, `key` the invalid key.
+
+    Also a ValueError, so that readers can convert it to an error specific to their file.
     """
 
     def __init__(

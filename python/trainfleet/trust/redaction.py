@@ -221,7 +221,7 @@ def _telling(names: tuple[str, ...]) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=4)
 def _spellings(named: tuple[str, ...], telling: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns every string to redact for these values, in all their encodings."""
+    """Returns every string to redact for the given values, in all their encodings."""
     values = [value.strip() for value in named]
     values += [
         value
@@ -255,7 +255,9 @@ def _is_plain(value: str) -> bool:
 
 def _encoded(value: bytes) -> Iterator[str]:
     """Yields the value's base64 encodings at each of the three alignments, whole and split into
-    lines. Omits digits that also depend on the neighboring bytes.
+    lines.
+
+    Digits that also depend on the neighboring bytes are left out.
     """
     texts = []
     for before in range(3):

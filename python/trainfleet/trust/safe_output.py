@@ -90,8 +90,10 @@ class SafeStream:
 
 
 def completed(then: str) -> str:
-    """Adds the arguments that the user typed to the `make` commands in a message, as far as each
-    command accepts them. Without them, the command would run with config.yaml and its values.
+    """Adds the arguments that the user typed to the `make` commands in a message.
+
+    Each command gets only the arguments that it accepts. Without them, it would run with
+    config.yaml and that file's values.
     """
     typed = os.environ.get(TYPED, "")
     if not typed or len(typed) > LONGEST or re.search("(CONFIG|RUN|SET)=", then):
@@ -122,8 +124,10 @@ def _takes(verb: str, name: str, value: str) -> bool:
 
 
 def _as_typed(text: str) -> str:
-    """Rewrites the commands in a text as the user would type them, with the typed arguments after
-    `next:`, and `trainfleet` instead of `make` if the user ran `trainfleet`.
+    """Rewrites the commands in a text the way the user would type them.
+
+    The typed arguments are added after `next:`, and `make` becomes `trainfleet` if the user ran
+    `trainfleet`.
     """
     if "next: " in text:
         text = NEXT.sub(lambda line: completed(line[0]), text)
@@ -134,8 +138,9 @@ def _as_typed(text: str) -> str:
 
 
 def unguarded(stream: TextIO) -> TextIO:
-    """Returns the underlying stream, for callers that move the cursor. They must pass external text
-    through `shown`.
+    """Returns the underlying stream, for callers that move the cursor.
+
+    These callers must pass external text through `shown`.
     """
     return stream._stream if isinstance(stream, SafeStream) else stream
 
@@ -162,7 +167,7 @@ def run_program(main: Callable[[list[str]], int]) -> NoReturn:
     install()
     try:
         sys.exit(main(sys.argv[1:]))
-    except BrokenPipeError:  # the reader closed the pipe early, like `head`
+    except BrokenPipeError:  # the reader closed the pipe early, as `head` does
         os._exit(0)
 
 
@@ -174,8 +179,8 @@ def install() -> None:
     import faulthandler
 
     for number, name in enumerate(("stdin", "stdout", "stderr")):
-        # The parent process closed this descriptor. Reopen it, because the next opened file would
-        # otherwise get its number.
+        # The parent process closed this descriptor. Reopen it, or the next opened file would get
+        # its number.
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "w" if number else "r"))
     faulthandler.enable(sys.stderr)

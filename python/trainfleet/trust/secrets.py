@@ -2,7 +2,7 @@
 
 TRAINFLEET_SECRET_AT_<NAME> contains a reference to the value of the variable NAME: the ARN of a
 Secrets Manager secret, or the ARN or name of an SSM parameter. The node's role grants read access.
-The value is stored only in the environment of this process and its children.
+The value exists only in the environment of this process and its children.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ SHOWN = 60  # maximum length of an invalid value quoted in a message
 _SEALED = set[Path]()
 _HOME: list[str] = []  # working folder to re-enter if its file handle becomes stale
 IN_THE_WAY = "its path has a link, a device, or a file in place of a folder"
-# Flags that open a folder even if it may not be listed.
+# Flags that open a folder even without permission to list it.
 _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 _LOOK = "run ls -l on its path"
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")  # escape of a UTF-16 surrogate, which may be unpaired
@@ -58,15 +58,17 @@ _BIDIRECTIONAL = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 def seal(folder: Path) -> None:
-    """Marks a folder that other users may write to, such as a run folder. From then on, symbolic
-    links below the folder are not followed, but the folder itself may be a link.
+    """Marks a folder that other users may write to, such as a run folder.
+
+    From then on, symbolic links below the folder are not followed. The folder itself may be a link.
     """
     _SEALED.update((folder, folder.absolute()))
 
 
 def stay() -> None:
-    """Makes this process re-enter its working folder if the folder's handle becomes stale. Called
-    by ranks, because no other process can take over for them.
+    """Makes this process re-enter its working folder if the folder's handle becomes stale.
+
+    Ranks call this, because no other process can take over for them.
     """
     _HOME[:] = [str(Path.cwd())]
 
@@ -105,8 +107,10 @@ def folder_of(path: Path, *, make: bool = False) -> Iterator[tuple[int | None, P
 
 
 def _open_root(root: Path) -> int:
-    """Opens a sealed folder. If a remount has made all open folders stale, including the working
-    folder, first re-enters the working folder by name.
+    """Opens a sealed folder.
+
+    A remount makes all open folders stale, including the working folder. In that case, this
+    re-enters the working folder by name and retries.
     """
     try:
         return os.open(root, _FOLDER)
@@ -293,7 +297,7 @@ def line_of(text: str, key: str) -> int:
 def converting(content: bytes, at: int) -> str:
     """Suggests a fix for content that is not UTF-8 from byte `at` on.
 
-    Names an encoding only if the bytes are evidence for it, because conversion from the wrong
+    An encoding is suggested only if the bytes indicate it, because a conversion from the wrong
     encoding would also succeed.
     """
     begin = content[:4]
@@ -367,7 +371,7 @@ def printable(text: str) -> str:
 
 
 def shortened(text: str, most: int = SHOWN) -> str:
-    """Truncates a text to `most` characters, ending in an ellipsis."""
+    """Truncates a text to `most` characters, with an ellipsis at the end."""
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
@@ -406,8 +410,9 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _is_deeper(value: Any, depth: int) -> bool:
-    """Returns whether objects and lists are nested more than `depth` levels deep. Iterative,
-    because recursion on deeply nested input would overflow the stack.
+    """Returns whether objects and lists are nested more than `depth` levels deep.
+
+    Iterates instead of recursing, because deep input would overflow the stack.
     """
     level = [value] if type(value) in (dict, list) else []
     for _ in range(depth):

@@ -146,8 +146,9 @@ _PLAIN: dict[Any, Callable[[Any, Any, str], Any]] = {
 
 
 def _any_of(hints: tuple[Any, ...], value: Any, key: str) -> Any:
-    """Converts a value to the first type in the union that fits. A mapping is tried only against
-    mapping types, so that errors refer to the mapping's keys.
+    """Converts a value to the first type in the union that matches.
+
+    A mapping is tried only against mapping types, so that an error refers to the mapping's keys.
     """
     if value is None and type(None) in hints:
         return None
@@ -211,8 +212,9 @@ def _record(kind: Any, value: Any, key: str) -> Any:
 
 @cache
 def _required(kind: Any) -> frozenset[str]:
-    """Returns the keys that a TypedDict requires. Also inspects the hints, because Python ignores
-    Required[...] in string annotations.
+    """Returns the keys that a TypedDict requires.
+
+    Checks the hints too, because Python ignores Required[...] in string annotations.
     """
     marked = {
         name for name, hint in kinds_of(kind).items() if typing.get_origin(hint) is typing.Required
