@@ -97,8 +97,8 @@ class DatasetStore(Protocol):
 
 
 def open_store(folder: Path, address: str | None) -> DatasetStore:
-    """Opens the dataset store at an address such as s3://bucket/prefix, or in `folder` without an
-    address.
+    """Opens the dataset store at an address such as s3://bucket/prefix, or in `folder` if there is
+    no address.
     """
     return (
         BucketDataset(folder, f"{address.rstrip('/')}/{folder.name}")
@@ -334,8 +334,8 @@ class Claim:
         while not self.ended.wait(RENEW):
             try:
                 version = self._put(self.version)
-            # Continue, because other jobs can't take over a claim in an unreachable bucket either.
-            # The job's own requests will report the problem.
+            # Continue, because other jobs can't take over a claim in an unreachable bucket. The
+            # job's own requests will report the problem.
             except S3Error as error:
                 print(error, file=sys.stderr, flush=True)
                 continue

@@ -79,7 +79,7 @@ class Preparation:
     vocabulary_size: Count
     end_of_document: Count
     dtype: Dtype
-    few: bool  # whether texts are so few that each is split between training and validation
+    few: bool  # whether there are so few texts that each is split between training and validation
     format: int = FORMAT
 
     @property

@@ -41,8 +41,8 @@ MEMORY = 6144 * MEBIBYTE
 GRID = 4 * MEBIBYTE
 LARGEST_UNIT = 64 * GRID
 LARGEST_TEXT = 16 * GRID
-# Minimum number of texts to expect in the validation split. If there are fewer, validation uses the
-# last part of each text instead of whole texts.
+# Minimum number of texts to expect in the validation split. If there would be fewer, validation
+# uses the last part of each text instead.
 FEW = 5
 PROCESS_MB_PER_SECOND = 45.0  # text throughput per process, as measured in tests/bench/LOG.md
 

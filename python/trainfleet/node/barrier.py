@@ -34,8 +34,7 @@ Say = Callable[[str], None]
 class Missing(BackendError):
     """Raised if nodes of a job do not arrive in time."""
 
-    # EX_UNAVAILABLE in sysexits.h, because the failure is not the program's and a retry may
-    # succeed.
+    # EX_UNAVAILABLE in sysexits.h: not the program's fault, so a retry may succeed.
     exit_code = 69
 
 

@@ -22,7 +22,7 @@ from ..trust.errors import BackendError
 PORT = 29400  # default rendezvous port
 LOOPBACK = "127.0.0.1"
 LINK = "ip link set lo up"  # suggested fix if the loopback address is unreachable
-LOOPBACK_CARD = "lo"  # name of the loopback interface on Linux, the operating system of all nodes
+LOOPBACK_CARD = "lo"  # loopback interface on Linux, which all nodes run
 # Module that starts torchrun with a store that listens only on the rendezvous address
 MEETING = "trainfleet.devices.meeting"
 # Pattern of a Slurm node list, such as `a[01-02,7]`, with numbers of up to six digits

@@ -96,7 +96,7 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def describe(run: Run) -> Iterator[str]:
-    """Yields the summary of a finished compilation and the next command."""
+    """Yields a summary of a finished compilation and the next command."""
     found, seconds = read_run(run), number((run.read_results().get("seconds") or {}).get("compile"))
     programs = (
         f"{len(found.compiled)} programs" if found.compiled else "the step and validation programs"

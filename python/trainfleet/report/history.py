@@ -338,8 +338,8 @@ def _which_config(run: Run) -> str:
 
 
 def _as_given(run: Run) -> str:
-    """Returns the ` CONFIG=…` argument needed to resume training if SET or NODES made the run's
-    config differ from config.yaml, otherwise "".
+    """Returns the ` CONFIG=…` argument that resuming training needs, or "" if config.yaml gives the
+    run's config without SET or NODES.
     """
     from ..config import Settings, load, load_resolved  # imported here, because it loads YAML
 
