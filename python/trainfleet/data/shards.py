@@ -215,7 +215,7 @@ class Tokens:
                 self._cached(index, block)
 
     def _parts(self, start: int, length: int) -> list[tuple[int, int, int, int]]:
-        """Splits a token range at shard boundaries. Yields each part's shard index, its start and
+        """Splits a token range at shard boundaries. Returns each part's shard index, its start and
         end in the shard, and its position in the range.
         """
         index, at, parts = int(np.searchsorted(self.starts, start, side="right")) - 1, 0, []
