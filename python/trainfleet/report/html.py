@@ -36,7 +36,8 @@ SHOWN_EVENTS = 14
 REFRESH = 15  # seconds between page reloads in the browser while the run is active
 # statuses with a color in page.html
 BADGES = ("running", "finished", "failed", "stopped", "interrupted")
-# Color per use of time, the same in every report: the Okabe-Ito palette plus brown and light gray
+# Colors of the categories of time, the same in every report: the Okabe-Ito palette plus brown and
+# light gray
 COLOURS = {
     "useful": "#0072b2",
     "repeated": "#56b4e9",

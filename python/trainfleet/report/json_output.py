@@ -112,7 +112,7 @@ class CheckpointState:
     bytes: int | None = None
     """Total size of all files, in bytes."""
     loss: float | None = None
-    """Training loss at this step."""
+    """Training loss at the checkpoint's step."""
     layout: Annotated[dict[str, int] | None, Key(type=("object",))] = None
     """Parallelism degrees with which the checkpoint was saved."""
 

@@ -64,7 +64,7 @@ STYLE: dict[Any, Any] = {
 NAMED, LINE = 4, 12  # maximum number of breaks to label; points between labels
 # Line height and character width of text as fractions of the axes, rounded up
 ROW, LETTER = (0.08, 0.014)
-MANY = 2000  # number of points above which a line is rasterized in SVG, because that is smaller
+MANY = 2000  # number of points above which a line is rasterized in SVG to save space
 Label = tuple[float, str, str]  # height of the line's end, text and color
 
 
@@ -226,7 +226,7 @@ def frame(title: str, history: History, height: float = 3.8) -> tuple[Figure, Ax
 
 
 def curve(axes: Axes, steps: list[int], values: list[float]) -> None:
-    """Plots logged values. With more than 50 points, they are drawn faintly below their moving
+    """Plots logged values. With more than 50 points, they are drawn faintly behind their moving
     average.
     """
     noisy = len(values) > 50

@@ -93,7 +93,7 @@ class Server(ThreadingHTTPServer):
 
 
 def _end(request: socket.socket) -> None:
-    """Wakes the thread that is reading from a connection, so that it closes the connection."""
+    """Wakes a connection's reader thread, which then closes the connection."""
     try:
         request.shutdown(socket.SHUT_RDWR)
     except OSError:  # the connection was already closed
