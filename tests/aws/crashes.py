@@ -85,7 +85,7 @@ class World:
             )
             for module, name, value in paces:
                 patch.setattr(module, name, value)  # fewer looks: each is a case of the matrix
-            patch.setattr(host_setup, "main", lambda config: 0)
+            patch.setattr(host_setup, "main", lambda config, **_: 0)
             patch.setattr(
                 ec2, "_at_rest", lambda head: (Host(head._cloud().nodes()[-1].id, ""), None)
             )

@@ -42,7 +42,7 @@ def typed(
     account: Account, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Any:
     """`make setup` with these variables, up to the nodes themselves: its exit code, and what it said."""
-    monkeypatch.setattr(ec2_machines.host_setup, "main", lambda config: 0)
+    monkeypatch.setattr(ec2_machines.host_setup, "main", lambda config, **_: 0)
     monkeypatch.setattr(ec2_machines.Instances, "await_keys", lambda self, nodes: None)
     monkeypatch.setattr(ec2_machines.Instances, "bad", lambda self: set())
     monkeypatch.setattr(StackHosts, "located", property(lambda self: self.config))

@@ -30,7 +30,7 @@ from torch._C._distributed_c10d import HashStore
 from trainfleet import devices
 from trainfleet.checkpoints import listing
 from trainfleet.checkpoints.marker import MARKER
-from trainfleet.checkpoints.store import FolderStore
+from trainfleet.checkpoints.store import CheckpointStore
 from trainfleet.config import Config, Settings, load
 from trainfleet.engine.checkpoint import Checkpoints, TrainingProgress
 from trainfleet.engine.parallel.rank_model import TorchParts
@@ -84,15 +84,15 @@ class Fault:
         self.kind, self.at, self.names = kind, at, list[str]()
         self.active, self.most = True, 0
         sys.addaudithook(self.audit)
-        fsync, create = os.fsync, FolderStore.create
+        fsync, create = os.fsync, CheckpointStore.create
         os.fsync = lambda descriptor: (self.meet("fsync", descriptor), fsync(descriptor))[1]  # type: ignore[assignment, func-returns-value]
 
         @contextmanager
-        def watched(store: FolderStore, step: int, file: str) -> Iterator[BinaryIO]:
+        def watched(store: CheckpointStore, step: int, file: str) -> Iterator[BinaryIO]:
             with create(store, step, file) as stream:
                 yield stream if file == MARKER else cast(BinaryIO, Watched(stream, self))
 
-        FolderStore.create = watched  # type: ignore[method-assign]
+        CheckpointStore.create = watched  # type: ignore[method-assign]
 
     def audit(self, event: str, arguments: tuple[Any, ...]) -> None:
         if self.active and event in OPERATIONS:

@@ -22,7 +22,7 @@ import torch
 from faults import build, forked, join, save, values
 
 from trainfleet.checkpoints import listing
-from trainfleet.checkpoints.store import NAME, BucketStore
+from trainfleet.checkpoints.store import NAME
 from trainfleet.config import Config, Settings, load
 from trainfleet.engine.checkpoint import Checkpoints
 from trainfleet.engine.parallel.rank_model import TorchParts
@@ -128,7 +128,7 @@ def judge(run: Run, config: Config) -> None:
     order("none", 0)
     checkpoints, (model, optimizer) = Checkpoints(run, config, "tokens", join()), build()
     store = checkpoints.store
-    assert isinstance(store, BucketStore)
+    assert store.files.remote
     seen = {step: listing.read(store, step).files for step in store.steps()}
     faults = [
         text
@@ -138,10 +138,11 @@ def judge(run: Run, config: Config) -> None:
     ]
     progress = checkpoints.resume(TorchParts(model, optimizer))
     kept = {
-        f"{NAME.search(found.address.split('/')[-2])[0]}" for found in s3.list_objects(store.prefix)
+        f"{NAME.search(found.address.split('/')[-2])[0]}"
+        for found in s3.list_objects(store.files.describe(""))
     }  # type: ignore[index]
     left = sorted(kept - {f"step-{step:08d}" for step in store.steps()}) + s3._pages(
-        "list_multipart_uploads", "Uploads", store.prefix
+        "list_multipart_uploads", "Uploads", store.files.describe("")
     )
     found = {
         "step": progress.step,

@@ -17,32 +17,32 @@ from typing import BinaryIO
 
 import ranks
 
-from trainfleet.checkpoints.store import FolderStore
+from trainfleet.checkpoints.store import CheckpointStore
 from trainfleet.engine.checkpoint import checkpoints
 
-create = FolderStore.create
+create = CheckpointStore.create
 
 
 def full(rank: str, steps: str, seconds: str) -> None:
     @contextmanager
-    def hindered(store: FolderStore, step: int, file: str) -> Iterator[BinaryIO]:
+    def hindered(store: CheckpointStore, step: int, file: str) -> Iterator[BinaryIO]:
         with create(store, step, file) as stream:
             yield stream
             if os.environ["RANK"] == rank and str(step) in steps.split(","):
                 time.sleep(float(seconds))
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file)
 
-    FolderStore.create = hindered  # type: ignore[method-assign]
+    CheckpointStore.create = hindered  # type: ignore[method-assign]
 
 
 def slow(seconds: str) -> None:
     @contextmanager
-    def hindered(store: FolderStore, step: int, file: str) -> Iterator[BinaryIO]:
+    def hindered(store: CheckpointStore, step: int, file: str) -> Iterator[BinaryIO]:
         time.sleep(float(seconds))
         with create(store, step, file) as stream:
             yield stream
 
-    FolderStore.create = hindered  # type: ignore[method-assign]
+    CheckpointStore.create = hindered  # type: ignore[method-assign]
 
 
 def fast(factor: str) -> None:

@@ -16,7 +16,6 @@ PROTOCOL = [
     "os.mkdir .step-00000012",
     "open rank-00000.safetensors", "write", "fsync",
     "open index.json", "write", "fsync",
-    "open .step-00000012", "fsync",
     "open committed.json", "fsync", "open .step-00000012", "fsync",
     "os.rename .step-00000012", "open checkpoints", "fsync",
     "os.rename step-00000004",

@@ -72,6 +72,7 @@ def test_a_recipe_makes_its_machines_trains_and_cleans(
             and f"node {count - 1} of {count}" in planned
             and f"{count} data-parallel" in planned
         )
+        place.type("tokenize")
         place.type("train")
         enter(here, "train")
 

@@ -22,7 +22,7 @@ from aws.account import Account
 from aws.schedulers import KIND, Site, site
 from aws.world import strangers
 from fleet.lab import Lab, address_of, lab
-from fleet.slurmlab import cluster
+from fleet.slurmlab import Slurm, cluster
 from fleet.test_articles import SHORT, TINY, twin
 from fleet.test_cloud import SPEED, account_on
 from oracles.test_iam import ACTIONS, NOT_NEEDED
@@ -133,6 +133,7 @@ def test_a_recipe_of_an_engine_is_set_up_trained_and_cleaned(name: str, tmp_path
         assert "ready; each job starts and stops its machines" in typed(
             desk, place.environment, "setup"
         )
+        typed(desk, place.environment, "tokenize")
         typed(desk, place.environment, "train")
         run = Run(desk / "runs" / ENGINES[name])
         results = run.read_results()
@@ -175,9 +176,11 @@ if verb == "create-cluster":
     said = yaml.safe_load(Path(words[words.index("--cluster-configuration") + 1]).read_text())
     fsx, tags = said["SharedStorage"][0]["FsxLustreSettings"], said["Tags"]
     subnet = said["Scheduling"]["SlurmQueues"][0]["Networking"]["SubnetIds"]
-    lustre = dict(FileSystemType="LUSTRE", StorageCapacity=fsx["StorageCapacity"], SubnetIds=subnet, Tags=tags)
+    lustre = dict(FileSystemType="LUSTRE", StorageCapacity=fsx.get("StorageCapacity"), SubnetIds=subnet, Tags=tags)
     table = {{"Type": "AWS::Logs::LogGroup", "Properties": {{"LogGroupName": "/aws/parallelcluster/" + name, "Tags": tags}}}}
-    made = {{"FSX": {{"Type": "AWS::FSx::FileSystem", "DeletionPolicy": fsx["DeletionPolicy"], "Properties": lustre}}, "Log": table}}
+    made = {{"Log": table}}
+    if "FileSystemId" not in fsx:
+        made["FSX"] = {{"Type": "AWS::FSx::FileSystem", "DeletionPolicy": fsx["DeletionPolicy"], "Properties": lustre}}
     send("CreateStack", StackName=name, TemplateBody=json.dumps(dict(Resources=made)), Tags=tags)
     end(0, cluster=dict(clusterName=name))
 found = stack()
@@ -195,25 +198,46 @@ end(0, clusterName=name, clusterStatus=found["StackStatus"], headNode={{"publicI
 """
 
 
-def on_cluster(nodes: Lab) -> dict[str, Any]:
+def on_cluster(nodes: Lab, zones: list[str]) -> dict[str, Any]:
     """The recipe on the lab's nodes: its file system and network are the account's, its Slurm is real."""
-    machines = {"instance_type": KIND, "ssh": nodes.ssh(), "python": sys.executable, "aws": {"region": "us-east-1", "bucket": None, "allow_ssh_from": ["10.77.0.0/16"]}}  # fmt: skip
+    aws = {
+        "region": "us-east-1",
+        "zones": zones,
+        "bucket": None,
+        "allow_ssh_from": ["10.77.0.0/16"],
+    }
+    machines = {"instance_type": KIND, "ssh": nodes.ssh(), "python": sys.executable, "aws": aws}
     config = twin(CLUSTER, "/fsx/text", machines)
     config["fleet"]["slurm"] |= {"partition": "main"}
     config["fleet"]["slurm"]["parallelcluster"] |= {"queues": [{"name": "main", "max": 2}]}
     return config
 
 
+def two_zones(slurm: Slurm) -> None:
+    """The partitions of a queue in two zones, with what ParallelCluster does where the first has no capacity."""
+    slurm.run("scontrol", "update", "PartitionName=main", "Nodes=node0,node1")
+    slurm.run("scontrol", "create", "PartitionName=main-2", "Nodes=node1,node2", "State=UP")
+    why = "Reason=(Code:InsufficientInstanceCapacity)Error"
+    slurm.run("scontrol", "update", "NodeName=node0", "State=DOWN", why)
+
+
 @pytest.mark.thorough
 @pytest.mark.timeout(600)
-def test_bert_on_a_cluster_that_is_made_trained_on_and_removed(tmp_path: Path) -> None:
-    with lab(2) as nodes, cluster(nodes) as slurm, account_on(nodes) as (account, _, address):
+@pytest.mark.parametrize("zones", [[], ["us-east-1b", "us-east-1a"]], ids=["one", "two"])
+def test_bert_on_a_cluster_that_is_made_trained_on_and_removed(
+    tmp_path: Path, zones: list[str]
+) -> None:
+    """With two zones, the job is trained in the second, because the first has no capacity."""
+    count = 2 + bool(zones)
+    with lab(count) as nodes, cluster(nodes) as slurm, account_on(nodes) as (account, _, address):
+        if zones:
+            two_zones(slurm)
         text, before, since = (
             write_text(nodes.shared / "text"),
             dict(account.things),
             len(account.calls),
         )
-        for node in range(2):
+        for node in range(count):
             (nodes.root(node) / "etc/profile.d/slurm.sh").write_text(
                 f"export SLURM_CONF={slurm.folder}/slurm.conf\n"
             )
@@ -236,12 +260,16 @@ def test_bert_on_a_cluster_that_is_made_trained_on_and_removed(tmp_path: Path) -
         Path(f"{nodes.key}.pub").write_text(public)
         desk = tmp_path / "desk"
         desk.mkdir()
-        (desk / "config.yaml").write_text(yaml.safe_dump(on_cluster(nodes)))
+        (desk / "config.yaml").write_text(yaml.safe_dump(on_cluster(nodes, zones)))
 
         planned = typed(desk, bare, "plan", "OUT=plan")
         assert "account: no obstacle found" in planned and (desk / "plan/policy.json").exists()
         assert "its nodes start when a job needs them" in typed(desk, bare, "setup")
+        typed(desk, bare, "tokenize")
         typed(desk, bare, "train")
+        jobs = slurm.run("scontrol", "--oneliner", "show", "job").stdout.splitlines()
+        (trained,) = [line for line in jobs if " NumNodes=2 " in line]
+        assert f" Partition={'main-2' if zones else 'main'} " in trained
         run = Run(nodes.shared / "trainfleet/runs" / CLUSTER)
         results = run.read_results()
         assert (results["status"], results["nodes"], results["backend"]) == ("finished", 2, "slurm")

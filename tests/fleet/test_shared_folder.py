@@ -121,8 +121,8 @@ def test_what_another_node_has_written_is_seen_late_and_by_an_open_at_once(
 
 def test_a_dataset_that_another_node_has_made_is_found_at_once(pair: list[Process]) -> None:
     here, there = pair
-    module = "__import__('trainfleet.data.dataset_store').data.dataset_store"
-    store = f"{module}.FolderDataset(__import__('pathlib').Path('data/text'))"
+    module = "__import__('trainfleet.storage.files').storage.files"
+    store = f"{module}.LocalFiles(__import__('pathlib').Path('data/text'))"
     there(f"globals().update(read={store}.read, sizes={store}.sizes)")
     assert there("os.path.exists('data/text/manifest.json')") is False, "as the preflight looks"
     here("os.makedirs('data/text')")

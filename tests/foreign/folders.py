@@ -23,12 +23,12 @@ from trainfleet.cli import main
 from trainfleet.config import Settings, dump_asked, dump_resolved, load_resolved
 from trainfleet.data import __main__ as tokenizing
 from trainfleet.data import inspect
-from trainfleet.data.dataset_store import FolderDataset
 from trainfleet.data.manifest import read_manifest, read_preparation, read_records
 from trainfleet.data.progress import clear, read_progress
 from trainfleet.launch.command import config_of
 from trainfleet.report import measurements
 from trainfleet.run.run_folder import Run
+from trainfleet.storage.files import LocalFiles
 
 from .cases import Case
 
@@ -375,20 +375,20 @@ def manifests() -> Iterator[Case]:
         )
 
 
-def _read_unit(store: FolderDataset) -> object:
+def _read_unit(store: LocalFiles) -> object:
     preparation = read_preparation(store)
     assert preparation is not None
     return read_records(store, [0], preparation)
 
 
 def _dataset(
-    name: str, raw: bytes, read: Callable[[FolderDataset], object]
+    name: str, raw: bytes, read: Callable[[LocalFiles], object]
 ) -> Callable[[Path], object]:
     def run(folder: Path) -> None:
         shutil.copytree(template() / "data", folder / "data")
         shutil.copy(template() / "runs" / NAME / "config.yaml", folder / "resolved.yaml")
         (folder / "data" / "small" / name).write_bytes(raw)
-        read(FolderDataset(folder / "data" / "small"))
+        read(LocalFiles(folder / "data" / "small"))
         inspect.inspect(load_resolved(folder / "resolved.yaml"), 0, False)
         list(inspect.inspect(load_resolved(folder / "resolved.yaml"), 0, True))
 
@@ -401,7 +401,7 @@ def _progress(name: str, raw: bytes) -> Callable[[Path], object]:
         (folder / "data" / "small" / "progress").mkdir(exist_ok=True)
         (folder / "data" / "small" / "progress" / name).write_bytes(raw)
         read_progress(folder / "data" / "small")
-        clear(FolderDataset(folder / "data" / "small"), 0, 1)
+        clear(LocalFiles(folder / "data" / "small"), 0, 1)
 
     return run
 

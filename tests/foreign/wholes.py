@@ -23,7 +23,7 @@ import torch
 from trainfleet import cli, models
 from trainfleet.checkpoints import changes
 from trainfleet.checkpoints.marker import MARKER, Commit, render
-from trainfleet.checkpoints.store import FolderStore
+from trainfleet.checkpoints.store import CheckpointStore
 from trainfleet.config import load_resolved
 from trainfleet.devices.cpu import Cpu
 from trainfleet.engine.checkpoint.saving import Snapshot
@@ -74,7 +74,7 @@ def template() -> Path:
 def write_checkpoint(change: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """A checkpoint of the run in this folder whose weights are `change` of a new model's."""
     config = load_resolved(Path(RUN) / "config.yaml")
-    store = FolderStore(Path(RUN) / "checkpoints")
+    store = CheckpointStore(Path(RUN) / "checkpoints")
     store.begin(STEP)
     torch.manual_seed(1)
     weights = {

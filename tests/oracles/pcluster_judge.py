@@ -22,8 +22,10 @@ os.environ.update(
 import yaml
 from marshmallow import ValidationError
 from pcluster.aws.aws_api import AWSApi
+from pcluster.config.cluster_config import SharedFsxLustre
 from pcluster.config.common import Resource
 from pcluster.schemas.cluster_schema import ClusterSchema
+from pcluster.validators.cluster_validators import ManagedFsxMultiAzValidator
 from pcluster.validators.common import AsyncValidator
 
 
@@ -59,6 +61,14 @@ def judge(path: Path) -> tuple[list[str], int, int]:
     except ValidationError as error:
         return [f"schema: {error.messages}"], 0, 0
     wrong, ran, asked = [], 0, 0
+    # Its class asks AWS before it comes to this validator.
+    made = sum(
+        not one.is_unmanaged
+        for one in cluster.shared_storage or ()
+        if isinstance(one, SharedFsxLustre)
+    )
+    found = ManagedFsxMultiAzValidator().execute(cluster.compute_subnet_ids, {"fsx": made})
+    wrong += [f"ManagedFsxMultiAzValidator: {result.message}" for result in found]
     for one in resources(cluster):
         one._validators.clear()
         try:

@@ -8,9 +8,11 @@ from __future__ import annotations
 import base64
 import email
 import functools
+import itertools
 import json
 from collections.abc import Iterable
 from dataclasses import replace
+from ipaddress import ip_network
 from typing import Any
 
 import pytest
@@ -70,6 +72,24 @@ def test_the_network_of_a_cluster_is_sound_to_cfn_lint(kept: bool) -> None:
     )
     assert problems(text, INPUTS.region) == []
     assert ("Nat" in json.loads(text)["Resources"]) is not kept
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_cluster_s_network_in_several_zones_is_sound_to_cfn_lint(kept: bool) -> None:
+    """It has the file system too, which every subnet reaches; the kept one has no subnet without it."""
+    config = fleet("c7i.8xlarge")
+    aws = replace(config.fleet.aws, zones=("us-east-1b", "us-east-1a", "us-east-1c"))
+    config = replace(config, fleet=replace(config.fleet, aws=aws, shared_folder="/fsx/work"))
+    text = scheduler_template.render(config, replace(INPUTS, kept=kept), scheduler_template.NETWORK)
+    found = problems(text, INPUTS.region)
+    assert not [one for one in found if not one.startswith("W3010")], "the config names the zones"
+    made = json.loads(text)["Resources"]
+    subnets = [one for one in made.values() if one["Type"] == "AWS::EC2::Subnet"]
+    networks = [ip_network(one["Properties"]["CidrBlock"]) for one in subnets]
+    assert len(subnets) == (1 if kept else 4) and "FileSystem" in made
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(networks, 2))
+    opened = ip_network(made["WallFromNodes"]["Properties"]["CidrIp"])
+    assert all(one.subnet_of(opened) for one in networks)
 
 
 @pytest.mark.parametrize("name", all_of(node_types.INSTANCE_TYPES))

@@ -162,6 +162,23 @@ def test_two_hundred_configs_make_sound_cluster_files(tmp_path: Path) -> None:
     )
 
 
+def test_queues_in_several_zones_are_sound_where_the_file_system_is_not_the_cluster_s(
+    tmp_path: Path,
+) -> None:
+    """ParallelCluster itself refuses a file system that it would create for several subnets."""
+    fleet = {"instance_type": "trn1.32xlarge", "aws": {"subnets": [], "zones": ["us-west-2a", "us-west-2b"]}}  # fmt: skip
+    sound = yaml.safe_load(cluster_file.artifacts(config_of(tmp_path, fleet))[0].text)
+    wrong = yaml.safe_load(yaml.safe_dump(sound))
+    wrong["SharedStorage"][0]["FsxLustreSettings"] = {"StorageCapacity": 1200, "DeploymentType": "SCRATCH_2"}  # fmt: skip
+    files = tmp_path / "files"
+    files.mkdir()
+    for name, found in (("sound", sound), ("wrong", wrong)):
+        (files / f"{name}.yaml").write_text(yaml.safe_dump(found))
+    told = judged(files)
+    assert told["sound.yaml"] == [] and len(sound["Scheduling"]["SlurmQueues"]) == 2
+    assert any(said.startswith("ManagedFsxMultiAzValidator") for said in told["wrong.yaml"]), told
+
+
 def test_the_judge_sees_what_is_wrong(tmp_path: Path) -> None:
     sound = yaml.safe_load(cluster_file.artifacts(config_of(tmp_path, {}))[0].text)
     files = tmp_path / "files"

@@ -172,6 +172,18 @@ def test_cloudformation_may_make_and_remove_every_resource_by_the_policy(recipe:
 
 @pytest.mark.thorough
 @pytest.mark.timeout(280)
+def test_a_cluster_in_several_zones_has_no_other_kinds_of_resources() -> None:
+    """So its policy is enough: what setup makes in the network's stack then, ParallelCluster makes otherwise."""
+    config, inputs = config_of(ARTICLES[0])
+    aws = replace(config.fleet.aws, zones=(inputs.zone, f"{inputs.region}d"))
+    several = replace(config, fleet=replace(config.fleet, aws=aws))
+    assert "AWS::FSx::FileSystem" in scheduler_template.render(several, inputs, CLUSTER)
+    assert made(several, inputs) == made(config, inputs)
+    assert policy(several, inputs) == policy(config, inputs)
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(280)
 def test_pcluster_may_ask_what_it_asks_for_a_cluster() -> None:
     config, inputs = config_of(ARTICLES[0])
     asked = []

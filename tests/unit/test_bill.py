@@ -104,7 +104,7 @@ def test_the_limit_holds_for_set_up_and_idle_time_too() -> None:
     short = replace(config, budget=replace(config.budget, max_usd=100.0))
     with pytest.raises(
         ConfigError,
-        match=r"set-up and idle time are already estimated at \$196.05, over the limit of \$100.00",
+        match=r"set-up and idle time are already estimated at \$175.25, over the limit of \$100.00",
     ):
         make_plan(short, [], [], [], bill)
     dear = config_of("llama-3-8b-p5-ec2")

@@ -403,7 +403,7 @@ def test_it_can_not_fill_this_disk_or_follow_a_link(
     with pytest.raises(RunError, match="is not a plain file or folder"):
         place().refresh()
     (here / "runs/demo/logs").unlink()
-    monkeypatch.setattr(folder_sync, "SPARE", 1 << 60)
+    monkeypatch.setattr(folder_sync.sync_rules, "SPARE", 1 << 60)
     with pytest.raises(RunError, match="can't write"):
         place().refresh()
     assert not list(outside.iterdir()) and not (here / "runs/demo/results.json").exists()

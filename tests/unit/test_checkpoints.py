@@ -17,7 +17,7 @@ from hypothesis import strategies as some
 from requirement import need
 from trainfleet.checkpoints import changes, listing
 from trainfleet.checkpoints.marker import MARKER, Broken, Commit, FileSum, parse, render
-from trainfleet.checkpoints.store import FolderStore, store_of
+from trainfleet.checkpoints.store import CheckpointStore, store_of
 from trainfleet.config import Config, Settings, dump_resolved, load
 from trainfleet.run import run_folder
 from trainfleet.run.run_folder import Run
@@ -40,7 +40,7 @@ def commit_of(config: Config, step: int, **files: bytes) -> Commit:
     )  # fmt: skip
 
 
-def put(store: FolderStore, config: Config, step: int, **files: bytes) -> None:
+def put(store: CheckpointStore, config: Config, step: int, **files: bytes) -> None:
     """A checkpoint, as a save makes it."""
     files = files or {"part": b"%d" % step * 1000}
     store.begin(step)
@@ -56,8 +56,8 @@ def config(tmp_path: Path) -> Config:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> FolderStore:
-    return FolderStore(tmp_path / "checkpoints")
+def store(tmp_path: Path) -> CheckpointStore:
+    return CheckpointStore(tmp_path / "checkpoints")
 
 
 # the marker
@@ -85,7 +85,7 @@ def test_a_marker_of_another_format_is_not_called_damaged(config: Config) -> Non
 # what is in sight
 
 
-def test_only_what_is_committed_is_in_sight(store: FolderStore, config: Config) -> None:
+def test_only_what_is_committed_is_in_sight(store: CheckpointStore, config: Config) -> None:
     store.begin(4)
     with store.create(4, "part") as stream:
         stream.write(b"x")
@@ -93,7 +93,7 @@ def test_only_what_is_committed_is_in_sight(store: FolderStore, config: Config) 
     store.abandon(4)
     put(store, config, 8)
     put(store, config, 12)
-    (store.path / "step-00000016").mkdir()  # without a marker
+    (store.files.folder / "step-00000016").mkdir()  # without a marker
     assert [(entry.step, entry.fault) for entry in listing.look(store)] == [
         (8, ""),
         (12, ""),
@@ -102,10 +102,10 @@ def test_only_what_is_committed_is_in_sight(store: FolderStore, config: Config) 
 
 
 def test_a_look_finds_what_is_missing_or_cut_and_reading_it_the_rest(
-    store: FolderStore, config: Config
+    store: CheckpointStore, config: Config
 ) -> None:
     put(store, config, 4, a=b"aaaa", b=b"bbbb", c=b"cccc")
-    commit, folder = listing.read(store, 4), store.path / "step-00000004"
+    commit, folder = listing.read(store, 4), store.files.folder / "step-00000004"
     (folder / "a").unlink()
     (folder / "b").write_bytes(b"bbb")
     (folder / "c").write_bytes(b"cxcc")
@@ -114,7 +114,7 @@ def test_a_look_finds_what_is_missing_or_cut_and_reading_it_the_rest(
 
 
 def test_a_save_takes_the_place_of_a_damaged_one_of_its_step(
-    store: FolderStore, config: Config
+    store: CheckpointStore, config: Config
 ) -> None:
     put(store, config, 4)
     put(store, config, 4, part=b"new")
@@ -123,11 +123,11 @@ def test_a_save_takes_the_place_of_a_damaged_one_of_its_step(
     assert store.steps() == [4] and store.broken() == []
 
 
-def test_a_sweep_takes_only_what_was_left_behind(store: FolderStore, config: Config) -> None:
+def test_a_sweep_takes_only_what_was_left_behind(store: CheckpointStore, config: Config) -> None:
     put(store, config, 4)
     store.begin(8)
     store.sweep()
-    assert [path.name for path in store.path.iterdir()] == ["step-00000004"]
+    assert [path.name for path in store.files.folder.iterdir()] == ["step-00000004"]
 
 
 # what stays
@@ -172,7 +172,7 @@ def test_what_once_stays_for_good_always_does_and_the_newest_never_goes(
 
 
 def test_retention_leaves_alone_what_is_newer_than_the_commit(
-    store: FolderStore, config: Config
+    store: CheckpointStore, config: Config
 ) -> None:
     for step in (4, 8, 12, 100):
         put(store, config, step)
@@ -350,7 +350,7 @@ def test_checkpoints_lists_them_and_says_which_are_broken(tmp_path: Path, config
     run = run_folder.run_of("line", tmp_path / "runs")
     run_folder.write_atomic(run.config, dump_resolved(config))
     assert "has no checkpoint yet" in shell(tmp_path, "checkpoints")[1]
-    store = FolderStore(run.checkpoints)
+    store = CheckpointStore(run.checkpoints)
     for step in (100, 200, 1200):
         put(store, config, step)
     code, text = shell(tmp_path, "checkpoints")
@@ -362,7 +362,7 @@ def test_checkpoints_lists_them_and_says_which_are_broken(tmp_path: Path, config
         "next:",
     ]
     assert "2.500  dp 2    good" in text
-    (store.path / "step-00000200" / "part").unlink()
+    (store.files.folder / "step-00000200" / "part").unlink()
     code, text = shell(tmp_path, "checkpoints")
     assert code == 1 and "broken: part is missing" in text and "newest good one" in text
 
@@ -372,9 +372,9 @@ def test_training_on_as_another_run_is_refused_before_a_rank_starts(
 ) -> None:
     run = run_folder.run_of("line", tmp_path / "runs")
     run_folder.write_atomic(run.config, before := dump_resolved(config))
-    store = FolderStore(run.checkpoints)
+    store = CheckpointStore(run.checkpoints)
     put(store, config, 100)
-    (store.path / "step-00000200").mkdir()  # a damaged one is not asked
+    (store.files.folder / "step-00000200").mkdir()  # a damaged one is not asked
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "a.txt").write_text("A text.\n")
     code, text = shell(tmp_path, "train", "SET=model.layers=3")
@@ -412,13 +412,13 @@ def test_a_bucket_that_does_not_answer_is_told_without_a_traceback(
 def test_verify_finds_a_changed_byte(tmp_path: Path, config: Config) -> None:
     run = run_folder.run_of("line", tmp_path / "runs")
     run_folder.write_atomic(run.config, dump_resolved(config))
-    store = FolderStore(run.checkpoints)
+    store = CheckpointStore(run.checkpoints)
     put(store, config, 100)
     put(store, config, 200, part=b"x" * 3_000_000)
     assert "every byte is intact" in shell(tmp_path, "verify", "STEP=100")[1]
-    data = bytearray((store.path / "step-00000200" / "part").read_bytes())
+    data = bytearray((store.files.folder / "step-00000200" / "part").read_bytes())
     data[2_000_000] ^= 1
-    (store.path / "step-00000200" / "part").write_bytes(data)
+    (store.files.folder / "step-00000200" / "part").write_bytes(data)
     code, text = shell(tmp_path, "verify")
     assert (
         code == 1

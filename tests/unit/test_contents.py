@@ -20,7 +20,7 @@ from trainfleet.storage.folder_sync import STATE, file_of
 HERE = Path()
 DATASET = [
     PLAN, MANIFEST, "tokenizer.json", "lock", STATE, "lengths.png", unit_name(7), f"{shard_path('train', 12)}.bin", "train/00000.idx",
-    "train/00001.77.partial", "train/00001.bin.77.partial", "validation/123456.bin", "progress/0-12.json", "progress/3-1.partial",
+    "train/00001.77.partial", "train/00001.bin.77.partial", "validation/123456.bin", "progress/0-12.json", "progress/.3-1.json.7",
     str(node_log(HERE, 0)), str(engine_log(HERE, 12)), str(job_log(HERE)), f"{scratch(node_log(HERE, 3))}/0/stdout.log",
     "nodes/node-3", "nodes/node-3.sh", "nodes/node-3.exit", "nodes/node-3.said", str(job_starts.claim(HERE, "0123456789abcdef")),
     str(job_starts.claim(HERE, "")), "nodes/by-hand-7", "nodes/slurm-7-0/node-1.exit", "nodes/slurm-7-0/gate/logs/node-0.log",

@@ -24,7 +24,7 @@ from trainfleet.config import Config, Settings, dump_resolved, load
 from trainfleet.config.types import Data
 from trainfleet.data import dataset_store, local_copy, manifest, source_files, sources
 from trainfleet.data.dataset import Dataset, find
-from trainfleet.data.dataset_store import Claim, FolderDataset
+from trainfleet.data.dataset_store import Claim
 from trainfleet.data.progress import read_progress
 from trainfleet.data.shards import verify
 from trainfleet.data.sources import plan_units
@@ -33,7 +33,8 @@ from trainfleet.node import entrypoint
 from trainfleet.process.node_log import Log
 from trainfleet.report.live import TokenizeLive
 from trainfleet.run.run_folder import COPY, MOUNTED, Run, write_atomic
-from trainfleet.storage import s3, s3_streams
+from trainfleet.storage import files, s3
+from trainfleet.storage.files import LocalFiles
 from trainfleet.trust.errors import DataError, S3Error
 
 ALONE = Share(0, 1, 1)
@@ -96,7 +97,7 @@ def server() -> Iterator[Busy]:
 def data(server: Busy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Data:
     server.always = ""
     monkeypatch.setattr(sources, "GRID", 2**16)
-    monkeypatch.setattr(s3_streams, "RANGE", 2**14)
+    monkeypatch.setattr(files, "RANGE", 2**14)
     words = Path(source_files.__file__).read_text().splitlines()
     lines = [
         json.dumps({"text": f"{i} " + "\n".join(words[i % 90 : i % 90 + 30])}) for i in range(300)
@@ -186,7 +187,7 @@ def test_a_copy_on_a_node_s_own_disk_gives_the_same_batches(
     streamed = Dataset.open(Path("data") / run.data.name, run.data)
     monkeypatch.setenv(MOUNTED, str(folder))
     copied = Dataset.open(Path("data") / run.data.name, run.data)
-    assert copied.identity == streamed.identity and isinstance(copied.store, FolderDataset)
+    assert copied.identity == streamed.identity and isinstance(copied.store, LocalFiles)
     assert len(list(verify(copied.store, copied.manifest))) == 2 * len(copied.manifest.shards)
     for first in range(0, 200, 20):
         assert np.array_equal(

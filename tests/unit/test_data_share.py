@@ -20,21 +20,22 @@ from requirement import need
 from trainfleet.config.types import Data, Source
 from trainfleet.data import dataset_store, encoders, manifest, sources, tokenize_worker, work_units
 from trainfleet.data.dataset import Dataset, find
-from trainfleet.data.dataset_store import FolderDataset, is_busy, only_job, open_store
+from trainfleet.data.dataset_store import is_busy, only_job, open_store
 from trainfleet.data.progress import read_progress
 from trainfleet.data.shards import verify
 from trainfleet.data.tokenize_worker import Share, tokenize
 from trainfleet.data.tokenizer import load
 from trainfleet.health.lease import LEFT
 from trainfleet.report import plots
+from trainfleet.storage.files import LocalFiles
 from trainfleet.trust.errors import DataError
 
 ALONE = Share(0, 1, 1)
 HOLD = """
 import pathlib, sys, time
 from trainfleet.data.dataset_store import is_busy, only_job
-from trainfleet.data.dataset_store import FolderDataset
-with only_job(FolderDataset(pathlib.Path(sys.argv[1]))):
+from trainfleet.storage.files import LocalFiles
+with only_job(LocalFiles(pathlib.Path(sys.argv[1]))):
     print("held", flush=True)
     time.sleep(60)
 """
@@ -228,7 +229,7 @@ def test_the_lengths_of_all_documents_are_drawn(data: Data, tmp_path: Path) -> N
 
 
 def test_two_jobs_on_one_dataset_are_refused(data: Data, tmp_path: Path) -> None:
-    with only_job(FolderDataset(tmp_path / "set")), pytest.raises(DataError, match="another job"):
+    with only_job(LocalFiles(tmp_path / "set")), pytest.raises(DataError, match="another job"):
         tokenize(data, ALONE, tmp_path)
 
 
@@ -248,7 +249,7 @@ def test_a_frozen_job_loses_its_dataset_to_the_next_and_leaves(
     )
     frozen.send_signal(signal.SIGSTOP)
     monkeypatch.setattr(dataset_store, "PATIENCE", 2.0)
-    with only_job(FolderDataset(folder)):
+    with only_job(LocalFiles(folder)):
         frozen.send_signal(signal.SIGCONT)
         assert frozen.wait(10) == LEFT and b"has taken over" in frozen.stderr.read()
     assert not is_busy(folder)
@@ -465,7 +466,7 @@ def test_a_note_of_a_process_that_is_asked_to_stop_leaves_no_part(
 
     monkeypatch.setattr(Path, "replace", stopped)
     with pytest.raises(SystemExit):
-        FolderDataset(tmp_path).note("progress/0-0.json", b"{}")
+        LocalFiles(tmp_path).write("progress/0-0.json", b"{}", durable=False)
     assert not list(tmp_path.rglob("*.*"))
 
 

@@ -15,7 +15,7 @@ from trainfleet.config.speed_inputs import predict
 from trainfleet.data.dataset import Dataset
 from trainfleet.data.tokenize_worker import Share, tokenize
 from trainfleet.launch.calibration import experience_of
-from trainfleet.plan.estimate import Bill, estimate
+from trainfleet.plan.estimate import PROFILED, Bill, Experience, estimate
 
 TEXT = """
 name: {name}
@@ -63,7 +63,40 @@ def test_the_nearest_runs_count() -> None:
         found and (found.of, found.runs) == ("this layout", 3) and found.ratio == pytest.approx(0.9)
     )
     before, after = estimate(config("new"), Bill(0.0)), estimate(config("new"), Bill(0.0), found)
-    assert before.seconds and after.seconds == pytest.approx(before.seconds / 0.9)
+    assert before.seconds and after.seconds == pytest.approx(before.seconds / 0.9**0.75)
+
+
+def test_one_disturbed_run_moves_the_model_only_halfway_and_widens_the_range() -> None:
+    """Such a run had 0.21 times the speed; without it, four of five such runs were within 10 %."""
+    finished("disturbed", 0.21)
+    found, before = experience_of(config("new")), estimate(config("new"), Bill(0.0))
+    after = estimate(config("new"), Bill(0.0), found)
+    assert before.seconds and after.seconds == pytest.approx(before.seconds / 0.21**0.5)
+    low, high = after.between(after.seconds)
+    assert low < before.seconds * 1.11 and high > before.seconds / 0.21
+    for name in ("b", "c", "d", "e"):
+        finished(name, 1.0)
+    corrected = estimate(config("new"), Bill(0.0), experience_of(config("new")))
+    assert corrected.seconds == pytest.approx(before.seconds)
+    assert corrected.spread == pytest.approx(PROFILED)
+
+
+def test_a_run_is_compared_with_what_was_predicted_on_its_own_cores() -> None:
+    """A run on half as many cores had half the speed, as was predicted for it."""
+    step = predict(config("new"))
+    assert step
+    finished(
+        "half",
+        0.5,
+        predicted=estimate(config("new"), Bill(0.0)).predicted(1)
+        | {"step_seconds": 2 * step.total},
+    )
+    found = experience_of(config("new"))
+    assert found and found.ratio == pytest.approx(1.0)
+    # what the plan of a run is stored with is the model's own prediction, before any correction
+    corrected = estimate(config("new"), Bill(0.0), Experience(9, "this layout", 0.5))
+    assert corrected.predicted(1)["step_seconds"] == pytest.approx(step.total)
+    assert corrected.step and corrected.step.total == pytest.approx(2 * step.total)
 
 
 def test_runs_that_teach_nothing_are_left_out() -> None:
@@ -85,8 +118,9 @@ def test_the_plan_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     finished("a", 0.8)
     config("new")
     assert command(["plan"]) == 0
-    assert "corrected by 1 finished run of this layout, which reached 0.80 times" in " ".join(
-        capsys.readouterr().out.split()
+    assert (
+        "corrected by 1 finished run of this layout, which reached 0.80 times the predicted speed; 50% of that counts"
+        in " ".join(capsys.readouterr().out.split())
     )
 
 
@@ -158,7 +192,7 @@ def test_a_profile_teaches_of_other_layouts_part_by_part() -> None:
     assert (
         before and after and after.launches == before.launches and after.tensor == before.tensor > 0
     )
-    assert after.products == pytest.approx(1.5 * before.products)
+    assert after.products == pytest.approx(1.5**0.9 * before.products)
     same = experience_of(config("new"))
     assert same and same.of == "this layout" and not same.parts and 0.5 < same.ratio < 1
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from trainfleet.checkpoints.store import BROKEN, NAME, BucketStore
+from trainfleet.checkpoints.store import BROKEN, NAME, CheckpointStore
 from trainfleet.data import source_files
 from trainfleet.storage import s3
 from trainfleet.trust.errors import S3Error
@@ -46,7 +46,7 @@ def listing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Pages], Server]:
     return answer
 
 
-RUN = BucketStore("s3://bucket/runs/one")
+RUN = CheckpointStore("s3://bucket/runs/one")
 
 
 def test_a_listing_that_names_other_objects_deletes_none_of_them(

@@ -31,7 +31,7 @@ from s3server import serve
 from trainfleet import models
 from trainfleet.checkpoints import index, init_from, listing
 from trainfleet.checkpoints.marker import MARKER, Broken, FileSum, parse, render
-from trainfleet.checkpoints.store import BucketStore, FolderStore
+from trainfleet.checkpoints.store import CheckpointStore
 from trainfleet.config import load_resolved
 from trainfleet.devices.cpu import Cpu
 from trainfleet.engine.checkpoint import resuming, verify
@@ -93,7 +93,7 @@ def harm(folder: Path, file: str) -> None:
 
 
 def verify_all(folder: Path) -> dict[str, torch.Tensor]:
-    store = FolderStore(folder / "checkpoints")
+    store = CheckpointStore(folder / "checkpoints")
     commit = listing.read(store, STEP)
     assert not any(listing.damage(store, STEP, name, file) for name, file in commit.files.items())
     return dict(verify.tensors(Reader(store, commit)))
@@ -159,7 +159,7 @@ def test_every_number_format_comes_back_and_nothing_is_a_pickle(tmp_path: Path) 
         "empty": torch.empty(0, 3),
         "random": {"0": resuming.read(Cpu())},
     }
-    store, place = FolderStore(tmp_path), tmp_path / NAME
+    store, place = CheckpointStore(tmp_path), tmp_path / NAME
     snapshot = Snapshot(alone(), state)
     for _ in range(2):
         torch.rand(3)
@@ -253,7 +253,7 @@ def test_a_run_neither_goes_on_from_nor_begins_with_a_foreign_index(
     parts = TorchParts(model, torch.optim.AdamW(model.parameters()))
     resuming.load_weights(peers, str(place), parts, config)
     harm(folder, index.FILE)
-    store = FolderStore(folder / "checkpoints")
+    store = CheckpointStore(folder / "checkpoints")
     for begin in (
         lambda: resuming.load_weights(peers, str(place), parts, config),
         lambda: resuming.load(peers, store, listing.read(store, STEP), parts, Cpu()),
@@ -295,7 +295,7 @@ def test_a_run_does_not_begin_with_a_foreign_checkpoint_in_a_bucket(
 
 
 def upload(place: Path) -> None:
-    bucket = BucketStore("s3://bucket/run")
+    bucket = CheckpointStore("s3://bucket/run")
     for path in place.iterdir():
         with bucket.create(STEP, path.name) as stream:
             stream.write(path.read_bytes())
@@ -394,7 +394,7 @@ def test_pieces_of_another_step_are_refused(folder: Path) -> None:
     data = bytearray(path.read_bytes())
     data[-200] ^= 1
     path.write_bytes(data)
-    store = FolderStore(folder / "checkpoints")
+    store = CheckpointStore(folder / "checkpoints")
     commit = listing.read(store, STEP)
     with pytest.raises(Broken, match=f"{SECOND} does not match its checksum"):
         resuming.load_model(
@@ -498,7 +498,7 @@ def test_links_and_pipes_are_no_files_of_a_checkpoint(folder: Path) -> None:
             verify_all(folder)
         path.unlink()
         os.mkfifo(path)
-        entry = next(listing.look(FolderStore(folder / "checkpoints")))
+        entry = next(listing.look(CheckpointStore(folder / "checkpoints")))
         assert path.name in entry.fault
         path.unlink()
         (folder / "elsewhere").rename(path)

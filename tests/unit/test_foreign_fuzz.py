@@ -21,8 +21,8 @@ from foreign.folders import template
 from trainfleet.checkpoints import index
 from trainfleet.checkpoints.marker import FileSum, parse
 from trainfleet.config import load_resolved
-from trainfleet.data.dataset_store import FolderDataset
 from trainfleet.data.manifest import read_manifest, read_preparation
+from trainfleet.storage.files import LocalFiles
 from trainfleet.trust.errors import TrainfleetError
 
 FUZZ = settings(max_examples=25, deadline=None, derandomize=True, database=None,
@@ -86,7 +86,7 @@ def test_any_json_is_an_index_or_none(record: object) -> None:
 def test_any_manifest_is_one_or_refused(name: str, data: st.DataObject, tmp_path: Path) -> None:
     record = json.loads((template() / "data/small" / name).read_text())
     (tmp_path / name).write_text(json.dumps(data.draw(changed(record))))
-    store = FolderDataset(tmp_path)
+    store = LocalFiles(tmp_path)
     read(lambda: read_manifest(store) if name == "manifest.json" else read_preparation(store), name)
 
 

@@ -329,7 +329,7 @@ def test_a_file_grows_to_its_limit_and_not_beyond(
 
 
 def test_a_fleet_can_not_fill_this_disk(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mirroring, "SPARE", 1 << 60)
+    monkeypatch.setattr(mirroring.sync_rules, "SPARE", 1 << 60)
     mirror, _ = mirror_of(planted("results.json"))
     before = state(world)
     with pytest.raises(RunError) as refused:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from trainfleet.config import Config, Settings, load
+from trainfleet.config.types import Fsx
 from trainfleet.hosts.facts import Facts, Gpu, Space
 from trainfleet.hosts.install_steps import HARDENING, LIMITS, Wanted, at_least, same_version, steps
 from trainfleet.hosts.platform import load_platform
@@ -245,3 +246,13 @@ def test_versions_compare_as_numbers() -> None:
     assert same_version("2.31.7.0-1~jammy", "2.31.7.0") and not same_version(
         "2.31.7.01", "2.31.7.0"
     )
+
+
+def test_a_machine_that_only_builds_the_environment_gets_no_driver_and_no_key() -> None:
+    """A key of its own would be authorized on every node in place of the head's."""
+    goal = wanted("p5.48xlarge", python=None, fsx=Fsx(dns_name="fs-1.fsx.x", mount_name="abc"))
+    fleet = replace(goal.fleet, nodes=1, instance_type="c7i.xlarge")
+    config = replace(goal.config, fleet=fleet)
+    builder = replace(goal, config=config, whole=False, temporary=True)
+    scripts = [line.split()[0] for line in commands(PLAIN, builder, head=True)]
+    assert scripts == ["lustre.sh", "fsx.sh", "shared_folder.sh", "python.sh"]

@@ -14,7 +14,7 @@ import pytest
 import verbs
 from s3server import serve
 from trainfleet.checkpoints.marker import MARKER
-from trainfleet.checkpoints.store import BucketStore
+from trainfleet.checkpoints.store import CheckpointStore
 from trainfleet.config import dump_resolved, load_resolved
 
 OLD = Path(__file__).parent / "old_checkpoint"
@@ -66,7 +66,7 @@ def test_a_checkpoint_in_a_bucket_is_read_too(home: Path) -> None:
     """Nothing of what is fetched is left in the folder for temporary files."""
     (home / "temporary").mkdir()
     with serve(lambda application: application):
-        store, step = BucketStore("s3://bucket/kept/far"), OLD / "step-00000004"
+        store, step = CheckpointStore("s3://bucket/kept/far"), OLD / "step-00000004"
         for path in set(step.iterdir()) - {step / MARKER}:
             with store.create(4, path.name) as stream:
                 stream.write(path.read_bytes())

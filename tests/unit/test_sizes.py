@@ -13,7 +13,7 @@ from goodput_simulation import simulate
 
 from trainfleet.cli import main as command
 from trainfleet.config import Config, Settings, load
-from trainfleet.config.goodput import FAILURES, best_minutes, foresee, share
+from trainfleet.config.goodput import best_minutes, failures_of, foresee, rates, share
 from trainfleet.config.layout_search import KEYS, candidates, ranked
 from trainfleet.config.layouts import best
 from trainfleet.hardware import node_types
@@ -157,7 +157,7 @@ def test_goodput_is_what_a_run_with_random_failures_keeps() -> None:
 
 
 def test_the_interval_that_auto_takes_loses_least() -> None:
-    between, stall = 3600 / (FAILURES * 16384), 6.0
+    between, stall = 3600 / (failures_of("H100-80GB")[0] * 16384), 6.0
     taken = best_minutes(between, stall)
     shares = {minutes: share(between, minutes * 60, stall, 90) for minutes in range(1, 61)}
     assert shares[taken] > max(shares.values()) - 1e-3
@@ -176,6 +176,18 @@ def test_a_fleet_that_fails_as_that_of_llama_3_did_keeps_more_than_nine_tenths()
     found = foresee(large, 30.0)
     assert 54 * 24 * 3600 / found.between_failures == pytest.approx(419, rel=0.02)
     assert 0.90 < found.share < 0.99
+
+
+def test_failures_are_those_published_for_the_device_or_of_all_others() -> None:
+    assert all(2020 < row.year < 2027 and len(row.source) > 10 for row in rates())
+    h100, a100, other = (failures_of(name) for name in ("H100-80GB", "A100-40GB", "NeuronCore-v2"))
+    assert h100[0] == pytest.approx(419 / (16384 * 54 * 24)) and "Llama 3" in h100[1]
+    assert (
+        a100[0] == pytest.approx(6.5 / (1000 * 24 * 8)) and "5 published rates of A100" in a100[1]
+    )
+    assert h100[0] < other[0] < a100[0] and "this one has none" in other[1]
+    fleet = config("fleet.instance_type=p4d.24xlarge fleet.nodes=128")
+    assert foresee(fleet, 30.0).between_failures == pytest.approx(3600 / (a100[0] * 1024))
 
 
 def test_goodput_is_what_the_real_watch_keeps_of_days_on_a_clock_that_is_not_waited_for(
@@ -262,5 +274,7 @@ def test_every_plan_tells_what_failures_and_checkpoints_take_and_judges_the_inte
         assert command(["plan", f"CONFIG={RECIPE}", words]) == 0
         said[every] = " ".join(capsys.readouterr().out.split())
     assert re.search(r"8[0-9.]+% of it is training; about [0-9.]+ failures", said[180])
+    assert "(H100: Llama 3, arXiv:2407.21783, 3.3.4)" in said[180]
+    assert "waiting in a queue or for machines is not included" in said[180]
     assert re.search(r"checkpoint.every: [0-9]+ min would raise the share by [0-9.]+%", said[180])
     assert "raise the share" not in said[3]

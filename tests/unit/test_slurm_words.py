@@ -1001,6 +1001,108 @@ def test_a_cluster_s_network_is_made_before_it_and_removed_after_it(
     ]
 
 
+def zoned(made: Config, *zones: str) -> Config:
+    """The config whose network setup makes, in these zones."""
+    return replace(
+        made, fleet=replace(made.fleet, aws=replace(made.fleet.aws, subnets=(), zones=zones))
+    )
+
+
+def test_every_zone_has_its_queue_and_subnet_and_all_have_one_file_system(
+    made: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made, account = zoned(made, "us-west-2b", "us-west-2a"), region()
+    with aws(account):
+        answer(tmp_path, describe_cluster=[MISSING])
+        planned = {artifact.name: artifact.text for artifact in Cluster(made).changes()}
+        file = yaml.safe_load(planned["cluster.yaml"])
+        ids = [queue["Networking"]["SubnetIds"] for queue in file["Scheduling"]["SlurmQueues"]]
+        assert ids == [["subnet-00000000000000000"], ["subnet-00000000000000001"]]
+        assert "FileSystemId: fs-00000000000000000" in planned["cluster.yaml"]
+        assert "AWS::FSx::FileSystem" in planned["network.yaml"]
+
+        answer(
+            tmp_path, describe_cluster=[MISSING, state("CREATE_COMPLETE")], create_cluster=[[0, {}]]
+        )
+        assert Cluster(made).apply() == 0
+        assert "reusing fs-" not in capsys.readouterr().out, "it is new"
+        ((_, _, text),) = asked(tmp_path)
+        file = yaml.safe_load(text)
+        (system,) = account.of("file-system")
+        system.more["written"] = 9.0
+        assert file["SharedStorage"][0]["FsxLustreSettings"] == {"FileSystemId": system.id}
+        queues = file["Scheduling"]["SlurmQueues"]
+        placed = [
+            (queue["Name"], account.things[queue["Networking"]["SubnetIds"][0]].properties)
+            for queue in queues
+        ]
+        assert [(name, found["AvailabilityZone"]) for name, found in placed] == [
+            ("compute1", "us-west-2b"),
+            ("compute1-2", "us-west-2a"),
+        ]
+        head = account.things[file["HeadNode"]["Networking"]["SubnetId"]]
+        assert head.properties["AvailabilityZone"] == "us-west-2b"
+        assert [queue["ComputeResources"][0]["MinCount"] for queue in queues] == [0, 0]
+
+        answer(
+            tmp_path,
+            describe_cluster=[state("CREATE_COMPLETE")],
+            update_cluster=[[1, {"message": "No changes found in your cluster configuration."}]],
+        )
+        assert Cluster(made).changes() == ()
+        assert yaml.safe_load(asked(tmp_path)[-1][-1]) == file
+
+        deleted = {"describe_cluster": [state("CREATE_COMPLETE"), MISSING]}
+        answer(tmp_path, **deleted, delete_cluster=[[0, {}]])
+        Cluster(made).remove(purge=False)
+        assert system.id in account.things and not [*account.of("nat-gateway")]
+        assert len([thing for thing in account.of("subnet") if thing.made_by]) == 1
+        answer(
+            tmp_path, describe_cluster=[MISSING, state("CREATE_COMPLETE")], create_cluster=[[0, {}]]
+        )
+        assert Cluster(made).apply() == 0
+        assert system.id in asked(tmp_path)[-1][-1], "the next cluster has the kept file system"
+        answer(tmp_path, **deleted, delete_cluster=[[0, {}]])
+        Cluster(made).remove(purge=True)
+        assert "no resources of ours are left in us-west-2" in capsys.readouterr().out
+
+
+def test_a_job_asks_for_the_partitions_of_every_zone(made: Config) -> None:
+    here = zoned(made, "us-west-2b", "us-west-2a")
+    for config, partition in (
+        (here, "compute1,compute1-2"),
+        (zoned(made, "us-west-2b"), None),
+        (made, None),
+        (replace(here, fleet=replace(here.fleet, slurm=replace(here.fleet.slurm, create=None))), None),
+    ):  # fmt: skip
+        script = Slurm(config).plan(train_job(config), {}).artifacts[0].text
+        found = [line for line in script.splitlines() if line.startswith("#SBATCH --partition")]
+        assert found == ([f"#SBATCH --partition={partition}"] if partition else [])
+
+
+def test_what_no_zone_or_subnet_allows_is_refused(tmp_path: Path) -> None:
+    zones = {"region": "us-west-2", "zones": ["us-west-2a", "us-west-2b"]}
+    subnets = {
+        "region": "us-west-2",
+        "subnets": ["subnet-0123456789abcdef0", "subnet-0123456789abcdef1"],
+    }
+    reserved = {"capacity": "reservation", "reservation": "cr-0123456789abcdef0"}
+    for place, queue, said in (
+        (zones | reserved, {}, "compute1 has capacity reservation, which is in one zone"),
+        (zones, {"name": "a" * 24}, "with 2 zones, use at most 22 characters"),
+        (subnets, {}, "2 subnets: ParallelCluster creates a file system only for a single subnet"),
+    ):
+        slurm = {"parallelcluster": {"queues": [{"name": "compute1"} | queue]}}
+        with pytest.raises(ConfigError) as caught:
+            config_of(
+                tmp_path,
+                aws=place,
+                instance_type="c7i.8xlarge",
+                slurm={"create": "parallelcluster"} | slurm,
+            )
+        assert said in str(caught.value)
+
+
 def test_a_file_system_that_a_cluster_left_is_used_by_the_next_one_and_removed_by_purge(
     made: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from trainfleet.config import Settings, load
+from trainfleet.config import Settings, load, speed_inputs
 from trainfleet.config.speed import ON_CPUS, StepTime, step_of, tokens_per_second
 from trainfleet.config.speed_inputs import as_device, local_cpu, work_of
 from trainfleet.config.step_work import DeviceSpeed, HostOverheads, Work
@@ -246,6 +246,43 @@ def test_stages_that_share_fast_links_pass_on_faster() -> None:
     assert step_of(stages, rack).stages < step_of(stages, replace(rack, domain=0)).stages
 
 
+def test_stages_of_whole_graphs_are_slower_as_those_of_aws_s_own_runs_are() -> None:
+    """22 runs of NxD with stages were 11.6 % too fast, nine without were right (tests/bench/LOG.md)."""
+    stages = replace(LLAMA, pipeline=8, data=8, shard=8, zero=1)
+    graphs = replace(H100, kernels=False)
+    alone = step_of(replace(LLAMA, shard=1, zero=1, data=64), graphs).products
+    assert step_of(stages, graphs).products == pytest.approx(1.1 * step_of(stages, H100).products)
+    assert alone == pytest.approx(step_of(replace(LLAMA, shard=1, zero=1), H100).products)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ("", []),
+        (
+            "model.hidden_size=4100 model.heads=50 model.kv_heads=50",
+            ["hidden_size is 4100", "heads is 82"],
+        ),
+        ("model.vocab_size=128257", ["vocab_size per tensor rank is 128257"]),
+        (
+            "model.kv_heads=32 train.parallelism.tensor=16",
+            ["vocab_size per tensor rank is 8016", "tensor 16 spans nodes"],
+        ),
+        (
+            "model.intermediate_size=14344 train.parallelism.tensor=8",
+            ["intermediate_size per tensor rank is 1793"],
+        ),
+        ("fleet.instance_type=trn2.48xlarge model.vocab_size=128257", []),
+    ],
+)
+def test_sizes_and_layouts_that_gpus_handle_badly_are_warned_of(
+    settings: str, said: list[str]
+) -> None:
+    found = list(speed_inputs.warnings(load(Settings(RECIPE, settings))[0]))
+    assert len(found) == len(said)
+    assert all(word in line for word, line in zip(said, found, strict=True))
+
+
 CPU = DeviceSpeed(
     "CPU",
     {"bf16": 4e11, "fp32": 2e11},
@@ -276,7 +313,7 @@ def test_where_the_host_computes_each_call_more_calls_take_longer() -> None:
 
 
 def test_dropout_takes_attention_on_cpus_off_its_fused_kernel(tmp_path: Path) -> None:
-    """By 0.6 to 1.4 s of CPU per 1e8 scores forward and backward, as measured alone (tests/bench/LOG.md); GPUs stay on it."""
+    """By 0.6 to 2.4 s of CPU per 1e8 scores forward and backward, as measured alone (tests/bench/LOG.md); GPUs stay on it."""
     (tmp_path / "config.yaml").write_text(
         "{name: x, data: {vocab_size: 500}, train: {sequence_length: 1024, global_batch_size: 2},"
         " model: {preset: gpt2, hidden_size: 128, heads: 4, kv_heads: 4, layers: 24}, fleet: {nodes: 1}}"
@@ -289,9 +326,42 @@ def test_dropout_takes_attention_on_cpus_off_its_fused_kernel(tmp_path: Path) ->
 
     more = attention("") - attention("model.dropout=0")
     scores = 24 * 2 * 4 * 1024**2
-    assert 0.6 < more / scores * 1e8 < 1.4
+    assert 0.6 < more / scores * 1e8 < 2.4
     row = replace(work_of(load(Settings(RECIPE))[0]), dropped=True)
     assert step_of(row, H100) == step_of(replace(row, dropped=False), H100)  # fused there
+
+
+@pytest.mark.parametrize(
+    ("format_", "length", "milliseconds"),
+    [
+        *(
+            ("fp32", *row)
+            for row in ((64, 6.8), (256, 14.7), (512, 28.2), (1024, 40.6), (2048, 62.3))
+        ),
+        *(
+            ("bf16", *row)
+            for row in ((64, 12.0), (256, 16.3), (512, 26.3), (1024, 31.3), (2048, 51.8))
+        ),
+    ],
+)
+def test_attention_on_cpus_takes_what_was_measured_at_each_length(
+    format_: str, length: int, milliseconds: float
+) -> None:
+    """2,048 tokens of 128 features, forward and backward, on one core (tests/bench/LOG.md); it was up to 6.6 times as long."""
+    peaks = {"fp32": 96e9, "bf16": 208e9}
+    core = replace(CPU, flops=peaks, attention=speed_inputs.CPU_ATTENTION)
+    bytes_ = 4 if format_ == "fp32" else 2
+    one = replace(
+        TINY,
+        layers=1,
+        data=1,
+        length=length,
+        micro_batch=2048 // length,
+        format=format_,
+        weight_bytes=bytes_,
+    )
+    predicted = 1e3 * step_of(one, core, ON_CPUS).attention
+    assert 0.7 < predicted / milliseconds < 1.4
 
 
 def test_muon_s_products_are_counted_and_a_divided_matrix_is_gathered_for_them() -> None:

@@ -189,7 +189,7 @@ class StackHosts(Head):
         if not self.hands_over:
             return self.config
         cloud = self._cloud()
-        nodes, head = cloud.nodes(), cloud.head()
+        nodes, head = cloud.nodes() or cloud.builder(), cloud.head()
         fleet = replace(
             self.fleet, hosts=(), aws=replace(self.fleet.aws, region=cloud.calls.region)
         )

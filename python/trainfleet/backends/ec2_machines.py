@@ -16,6 +16,7 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import yaml
@@ -24,6 +25,7 @@ from ..cloud import checks, clock, permissions, plan_text
 from ..cloud.api_errors import passing
 from ..cloud.calls import Calls
 from ..cloud.capacity import NOTHING, Paid, PrepaidCapacity
+from ..cloud.instances import BUILDER_TYPE
 from ..cloud.inventory import OwnedResource, costing, require_seen, total, weighed
 from ..cloud.stack_nodes import FleetStack, Foreseen, StackNode
 from ..cloud.sweep import strangers
@@ -216,7 +218,7 @@ class Stacked(Machines):
         bodies = [str(request["TemplateBody"]) for _, _, request in planned]
         stack = [
             Artifact("stack.yaml", yaml.safe_dump(json.loads(body), sort_keys=False))
-            for body in bodies
+            for body in bodies[-1:]
         ]
         return (*stack, *requests, *policies(self.cloud.config, self.foreseen.inputs))
 
@@ -297,12 +299,27 @@ class Instances(Stacked):
         if self.head.by_agent:
             require_plugin()
         bad = self.bad()
-        self.make()
+        if not self.cloud.begun():
+            self.make()
+        while self.cloud.begun():
+            if code := self._build():
+                return code
+            self.make()
         nodes = self.cloud.await_nodes()
         self.head.quarantine.forget(bad - {node.id for node in nodes})
         self.await_keys(nodes)
         self.head.look_again()
         return host_setup.main(self.head.located)
+
+    def _build(self) -> int:
+        """Builds the Python environment on a cheap machine, so that no node is paid for meanwhile.
+        Returns an exit code.
+        """
+        self.await_keys(self.cloud.await_nodes(builder=True))
+        self.head.look_again()
+        located = self.head.located
+        fleet = replace(located.fleet, nodes=1, instance_type=BUILDER_TYPE)
+        return host_setup.main(replace(located, fleet=fleet), whole=False, temporary=True)
 
     def await_keys(self, nodes: list[StackNode]) -> None:
         """Waits until AWS has reported every node's host key. Raises BackendError after KEYS_IN

@@ -78,7 +78,7 @@ class ManagedMachines(Stacked):
         return super().changes() if self.needed else ()
 
     def is_there(self) -> bool:
-        """Returns whether all resources that jobs require exist. False without credentials."""
+        """Returns whether the stack is ready for jobs. False without credentials."""
         try:
             return not self.needed or bool(self.own.outputs())
         except CloudError:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
@@ -28,7 +27,6 @@ from ..run.run_folder import DATA, Run, is_locked
 from ..storage import s3
 from ..storage.folder_sync import FolderSync, file_of
 from ..storage.s3_sync_agent import NODES, SIGN, is_asked, is_node_s
-from ..trust.errors import BackendError, S3Error
 from ..trust.untrusted_input import show
 
 # Files that both the launcher and ranks write, at different times.
@@ -99,15 +97,13 @@ class BucketPlace:
         """
         if not self.leads and is_locked(self.run.folder):
             return
-        with _as_backend():
-            if self.leads:
-                self.links[0].push(_is_launcher_s)
-            for link in self.links:
-                link.pull(self._is_wanted)
+        if self.leads:
+            self.links[0].push(_is_launcher_s)
+        for link in self.links:
+            link.pull(self._is_wanted)
 
     def supplement(self, folder: Path) -> None:
-        with _as_backend():
-            self.consoles(folder, f"{self.root}/{folder}")
+        self.consoles(folder, f"{self.root}/{folder}")
 
     def _is_wanted(self, name: str) -> bool:
         """Returns whether to download a file. An existing local config is kept, because it
@@ -132,14 +128,12 @@ class BucketPlace:
         return led and self._is_new(FILE, VACANT)
 
     def _is_new(self, name: str, seconds: float) -> bool:
-        with _as_backend():
-            times = [found.modified for found in s3.list_objects(f"{self.address}/{name}")]
-            return bool(times) and s3.clock(self.address) - max(times) < seconds
+        times = [found.modified for found in s3.list_objects(f"{self.address}/{name}")]
+        return bool(times) and s3.clock(self.address) - max(times) < seconds
 
     def launching(self) -> Launching | None:
-        with _as_backend():
-            text = (s3.read(f"{self.address}/{FILE}") or b"").decode(errors="replace")
-            asked = bool(s3.list_objects(f"{self.address}/asked/stop"))
+        text = (s3.read(f"{self.address}/{FILE}") or b"").decode(errors="replace")
+        asked = bool(s3.list_objects(f"{self.address}/asked/stop"))
         return replace(found, asked=asked) if (found := parse_launching(text)) else None
 
     def show(self, launching: Launching | None, obeyed: bool = False) -> None:
@@ -149,37 +143,33 @@ class BucketPlace:
         machine's record.
         """
         address = f"{self.address}/{FILE}"
-        with _as_backend():
-            if obeyed:
-                s3.remove(f"{self.address}/asked/stop")
-            before, version = s3.read_version(address) or (b"", "")
-            text = before[:ROOM].ljust(ROOM) + launching_text(launching).encode()
-            if text.strip():
-                s3.write_if(address, text, version)
-            else:
-                s3.remove(address, version)
+        if obeyed:
+            s3.remove(f"{self.address}/asked/stop")
+        before, version = s3.read_version(address) or (b"", "")
+        text = before[:ROOM].ljust(ROOM) + launching_text(launching).encode()
+        if text.strip():
+            s3.write_if(address, text, version)
+        else:
+            s3.remove(address, version)
 
     def ask_to_stop(self) -> None:
-        with _as_backend():
-            s3.write(f"{self.address}/asked/stop", str(time.time()).encode())
+        s3.write(f"{self.address}/asked/stop", str(time.time()).encode())
 
     def folders(self) -> dict[str, int]:
         """Returns the size in bytes of the run folder and of each other S3 address of the run."""
-        with _as_backend():
-            sizes = {
-                address: sum(found.size for found in s3.list_objects(f"{address}/"))
-                for address in self.known
-            }
+        sizes = {
+            address: sum(found.size for found in s3.list_objects(f"{address}/"))
+            for address in self.known
+        }
         return {address: size for address, size in sizes.items() if size}
 
     def remove(self, folders: Iterable[str]) -> list[str]:
         left = []
         for address in folders:
             assert address in self.known, address
-            with _as_backend():
-                found = [found.address for found in s3.list_objects(f"{address}/")]
-                others = set(self._of_others(address, found) if address in self.datasets else ())
-                s3.remove_all(object_ for object_ in found if object_ not in others)
+            found = [found.address for found in s3.list_objects(f"{address}/")]
+            others = set(self._of_others(address, found) if address in self.datasets else ())
+            s3.remove_all(object_ for object_ in found if object_ not in others)
             left += sorted(others)
         return left
 
@@ -203,15 +193,6 @@ def _is_launcher_s(name: str) -> bool:
     """Returns whether the launcher writes this file."""
     owned = name.startswith(("events/launcher", "logs/launcher")) or not is_node_s(name)
     return owned or is_asked(name) or bool(SHARED.fullmatch(name))
-
-
-@contextmanager
-def _as_backend() -> Iterator[None]:
-    """Converts S3Error to BackendError, so that pollers can continue with the last known state."""
-    try:
-        yield
-    except S3Error as error:
-        raise BackendError(error.what, where=error.where, why=error.why, next=error.next) from error
 
 
 def unpacked(config: Config) -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Decides whether a changed config key is refused, reported or ignored when a run resumes."""
+"""Policy for config changes on resume: each changed key is refused, reported or ignored."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ..trust.errors import RunError
 from .marker import Commit
 
 DATA = "data (the dataset's tokens)"
-# key that may change if positions are computed; learned positions have one row of weights each
+# May change if positions are computed, because only learned positions have a row of weights each.
 LENGTH = "model.max_position_embeddings"
 _ORDER = (
     "step s begins at sample (s - 1) x global batch; another batch size repeats or skips samples"
 )
-# Key or prefix of keys → (effect, reason). The first match applies, and unmatched keys are
-# reported. docs/how-to/runs.md, "Resume a run", documents this table.
+# Key or key prefix → (effect, reason). The first match applies. Unmatched keys are reported.
+# docs/how-to/runs.md, "Resume a run", documents this table.
 EFFECTS = {
     DATA: (
         "refused",
@@ -40,18 +40,18 @@ EFFECTS = {
     ),
 }
 ANEW = "make train SET='name=again"
-SEEN = 0.01  # minimum relative change of the learning rate that counts as a jump
+SEEN = 0.01  # minimum relative change in the learning rate that counts as a jump
 
 
 def flatten(config: Config) -> dict[str, Any]:
-    """Returns the config as dotted keys and plain JSON values."""
+    """Flattens a config to dotted keys and plain JSON values."""
     return dict(flat(json.loads(json.dumps(asdict(config)))))
 
 
 def changed(commit: Commit, config: Config, dataset: str) -> dict[str, tuple[Any, Any]]:
-    """Returns the changed keys with the checkpoint's value and the config's value.
+    """Returns the changed keys with their values in the checkpoint and in the config.
 
-    Keys that only one of them has are ignored.
+    Keys that only one of them contains are ignored.
     """
     was = {**commit.config, DATA: commit.dataset[:12]}
     now = {**flatten(config), DATA: dataset[:12]}
@@ -59,10 +59,10 @@ def changed(commit: Commit, config: Config, dataset: str) -> dict[str, tuple[Any
 
 
 def check(commit: Commit, config: Config, dataset: str, where: str) -> dict[str, tuple[Any, Any]]:
-    """Returns the changes to report, if all changes are allowed.
+    """Returns the changes to report, provided that all changes are allowed.
 
     Raises:
-        RunError: some keys may not change; the message has their values and the reasons.
+        RunError: some keys may not change; the message lists their values and the reasons.
     """
     differences = changed(commit, config, dataset)
     refused = {key: why for key in differences if (why := reason(key, config))}
@@ -84,7 +84,7 @@ def check(commit: Commit, config: Config, dataset: str, where: str) -> dict[str,
 
 
 def effect(key: str, config: Config) -> tuple[str, str]:
-    """Returns the effect of a change of a key, and the reason."""
+    """Returns the effect of changing a key, and the reason."""
     if key == LENGTH and FAMILIES[config.model.family].rotary:
         return "same", "its positions are computed"
     fits = (
@@ -96,15 +96,13 @@ def effect(key: str, config: Config) -> tuple[str, str]:
 
 
 def reason(key: str, config: Config) -> str:
-    """Returns the reason why a key may not change, or "" if it may."""
+    """Returns why a key may not change, or "" if it may."""
     kind, why = effect(key, config)
     return why if kind == "refused" else ""
 
 
 def notes(commit: Commit, config: Config, where: str) -> list[str]:
-    """Returns a description of what a resume from this checkpoint changes. Raises RunError like
-    `check`.
-    """
+    """Describes what a resume from this checkpoint changes. Raises RunError as `check` does."""
     differences = check(commit, config, commit.dataset, where)
     told = [
         f"{key} changed from {was} to {now} {effect(key, config)[1]}".rstrip()
@@ -119,8 +117,8 @@ def notes(commit: Commit, config: Config, where: str) -> list[str]:
 
 
 def jump(commit: Commit, config: Config, where: str) -> str:
-    """Returns a warning with a remedy if the learning rate jumps after the checkpoint's step, or
-    "".
+    """Returns a warning with a remedy if the learning rate jumps at the checkpoint's step,
+    or "".
     """
     given, new, step = commit.config, config.train, commit.step
     old = replace(
@@ -136,7 +134,7 @@ def jump(commit: Commit, config: Config, where: str) -> str:
         TypeError,
         LookupError,
         ArithmeticError,
-    ):  # An external marker may have values that are not a schedule.
+    ):  # A marker from elsewhere may not contain a valid schedule.
         return ""
     if step >= new.steps or min(was, due) * (1 - SEEN) <= now <= max(was, due) * (1 + SEEN):
         return ""

@@ -1,11 +1,11 @@
-"""Reads and writes the index of a checkpoint, which locates the pieces of each tensor.
+"""Checkpoint index: a JSON file that locates every tensor's pieces.
 
-The format of the index:
+Format:
     {name: {"dtype": "F32", "shape": [4, 6],
             "pieces": [{"file": "rank-00000.safetensors", "begins": 1032, "offsets": [0, 0],
                         "shape": [2, 6]}, …]}, …}
 
-A piece begins at byte `begins` of a file, and at `offsets` in the tensor. Its values are in
+A piece starts at byte `begins` of its file, and at `offsets` in the tensor. Its values are in
 row-major order. Each file also has a safetensors header for other tools. `make plan` reads the
 index of the checkpoint in train.init_from, so this module does not use torch.
 """
@@ -27,13 +27,13 @@ from .store import CheckpointStore
 
 FILE = "index.json"
 SUFFIX = ".safetensors"
-LARGEST = 2**28  # maximum bytes of an index, enough for two million pieces
+LARGEST = 2**28  # maximum index size in bytes, enough for two million pieces
 DIMENSIONS = 8  # maximum number of dimensions of a tensor
-NUMBERS = {  # safetensors' name of a number format → bytes per number
+NUMBERS = {  # safetensors dtype → bytes per number
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2,
     "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
 }  # fmt: skip
-# bytes of the field with the header's length; headers are padded to a multiple of it:
+# size in bytes of the header length field; headers are padded to a multiple of it:
 # https://huggingface.co/docs/safetensors
 LENGTH = 8
 Sizes = tuple[int, ...]
@@ -41,7 +41,7 @@ Sizes = tuple[int, ...]
 
 @dataclass(frozen=True)
 class TensorPiece:
-    """A piece of a tensor, with its file, its first byte there, its offsets in the tensor, and its
+    """Part of a tensor: its file, its first byte in the file, its offsets in the tensor, and its
     shape.
     """
 
@@ -53,14 +53,14 @@ class TensorPiece:
 
 @dataclass(frozen=True)
 class IndexedTensor:
-    """A tensor of a checkpoint, with its number format, shape and pieces."""
+    """Tensor of a checkpoint: its number format, shape and pieces."""
 
     dtype: str
     shape: Sizes
     pieces: tuple[TensorPiece, ...]
 
     def bytes_of(self, shape: Sizes) -> int:
-        """Returns the size in bytes of a piece with this shape."""
+        """Returns a piece's size in bytes, given its shape."""
         return math.prod(shape) * NUMBERS[self.dtype]
 
 
@@ -68,20 +68,21 @@ CheckpointIndex = Mapping[str, IndexedTensor]
 
 
 def file_of(rank: int) -> str:
-    """Returns the name of the file that a rank writes."""
+    """Returns the name of a rank's file."""
     return f"rank-{rank:05d}{SUFFIX}"
 
 
 def render(found: CheckpointIndex) -> bytes:
-    """Returns the JSON of an index, which `parse` reads."""
+    """Serializes an index as JSON for `parse`."""
     return json.dumps(found, default=vars, separators=(",", ":")).encode()
 
 
 def header(parts: CheckpointIndex) -> bytes:
-    """Returns the header of a file that has one piece of each of these tensors, in this order.
+    """Returns the safetensors header of a file that contains one piece of each tensor, in this
+    order.
 
-    `__metadata__` has the offsets of each piece, as torch's HuggingFaceStorageWriter writes them.
-    torch's reader can therefore read the file too.
+    `__metadata__` contains each piece's offsets in the format of torch's HuggingFaceStorageWriter,
+    so torch's reader can load the file.
     """
     ends = [0, *accumulate(part.bytes_of(part.pieces[0].shape) for part in parts.values())]
     begins = {name: {"saved_offsets": part.pieces[0].offsets} for name, part in parts.items()}
@@ -100,7 +101,7 @@ def header(parts: CheckpointIndex) -> bytes:
 
 
 def placed(parts: CheckpointIndex) -> dict[str, IndexedTensor]:
-    """Returns the parts of a file with the first byte of each."""
+    """Returns the parts of a file with the first byte of each piece filled in."""
     at, found = len(header(parts)), dict[str, IndexedTensor]()
     for name, part in parts.items():
         found[name] = replace(part, pieces=(replace(part.pieces[0], begins=at),))
@@ -109,10 +110,10 @@ def placed(parts: CheckpointIndex) -> dict[str, IndexedTensor]:
 
 
 def read(store: CheckpointStore, commit: Commit) -> CheckpointIndex:
-    """Reads the index of a checkpoint, given its marker.
+    """Reads a checkpoint's index.
 
     Raises:
-        Broken: the index can't be read, or its content is impossible.
+        Broken: the index can't be read, or is inconsistent.
     """
     with judged(store, commit.step), store.open(commit.step, FILE) as stream:
         data = stream.read(LARGEST + 1)
@@ -132,12 +133,12 @@ def judged(store: CheckpointStore, step: int) -> Iterator[None]:
 
 
 def parse(data: bytes, files: Mapping[str, FileSum]) -> CheckpointIndex:
-    """Parses an index and checks it against the files in the marker.
+    """Parses an index and checks it against the marker's list of files.
 
-    Readers therefore never allocate or read more bytes than those files have.
+    Readers therefore never allocate or read more bytes than those files contain.
 
     Raises:
-        ValueError: its content is impossible.
+        ValueError: the content is invalid or inconsistent.
     """
     try:
         content = untrusted_input.parse_json(untrusted_input.decode(data, FILE), FILE)
@@ -147,7 +148,7 @@ def parse(data: bytes, files: Mapping[str, FileSum]) -> CheckpointIndex:
     for name, tensor in found.items():
         if why := _fault(tensor, files):
             raise ValueError(f"{FILE}: {name[:80]} {why}")
-    # An empty tensor may have a huge other dimension, on which torch would fail.
+    # An empty tensor may have another dimension so large that torch fails.
     needed = sum(
         tensor.bytes_of(tuple(max(extent, 1) for extent in tensor.shape))
         for tensor in found.values()
@@ -158,7 +159,7 @@ def parse(data: bytes, files: Mapping[str, FileSum]) -> CheckpointIndex:
 
 
 def _fault(tensor: IndexedTensor, files: Mapping[str, FileSum]) -> str:
-    """Returns the reason why a tensor of an index is invalid, or ""."""
+    """Returns why an index entry is invalid, or "" if it is valid."""
     if tensor.dtype not in NUMBERS:
         return "has an unknown number format"
     if len(tensor.shape) > DIMENSIONS or not are_tiles(tensor.shape, tensor.pieces):
@@ -172,7 +173,7 @@ def _fault(tensor: IndexedTensor, files: Mapping[str, FileSum]) -> str:
 
 
 def are_tiles(shape: Sizes, pieces: Sequence[TensorPiece]) -> bool:
-    """Tells whether pieces cover a tensor exactly once and form a grid."""
+    """Returns whether pieces form a grid that covers a tensor exactly once."""
     if any(not len(piece.offsets) == len(piece.shape) == len(shape) for piece in pieces):
         return False
     cuts = [
@@ -186,6 +187,6 @@ def are_tiles(shape: Sizes, pieces: Sequence[TensorPiece]) -> bool:
 
 
 def _covers(intervals: Sequence[tuple[int, int]], length: int) -> bool:
-    """Tells whether intervals (start, extent) cover 0 to `length` without gaps or overlaps."""
+    """Returns whether intervals (start, extent) cover 0 to `length` without gaps or overlaps."""
     ends = [*accumulate((extent for _, extent in intervals), initial=0)]
     return ends == sorted(ends) == [*(start for start, _ in intervals), length]

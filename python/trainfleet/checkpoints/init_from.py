@@ -1,8 +1,8 @@
-"""Checks the model in train.init_from before a run starts.
+"""Checks of the model in train.init_from before a run starts.
 
-It is a Hugging Face folder, a checkpoint of NxD Core, or a checkpoint of trainfleet. Ranks locate
-the model with the same functions. This module lists files and reads headers and indexes, but no
-weights, so it does not load torch.
+The model is a Hugging Face folder, an NxD Core checkpoint or a trainfleet checkpoint. Ranks locate
+it with the same functions. This module lists files and reads headers and indexes, but no weights,
+so it does not load torch.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from ..storage.s3 import SCHEME
 from ..trust.errors import InputError, RunError, TrainfleetError
 from . import changes, index, listing
 from .marker import NAME, Commit
-from .store import CheckpointStore, store_at, store_of
+from .store import CheckpointStore, store_of
 
 KEY = "train.init_from"
-# keys that do not affect the shape of weights, or that are checked against the weights
+# keys that do not affect weight shapes, or that are checked against the weights
 FREE = ("dropout", "norm_eps", "vocab_size")
 BYTES = 2  # minimum bytes per weight (bfloat16)
 MODELS = (
@@ -36,7 +36,7 @@ MODELS = (
 
 
 def faults(config: Config) -> Iterator[tuple[str, str]]:
-    """Yields the key and the reason why a run can't begin from this model.
+    """Yields the key and the reason if a run can't start from this model.
 
     Only local files are checked, not s3:// or hf://.
     """
@@ -62,7 +62,7 @@ def faults(config: Config) -> Iterator[tuple[str, str]]:
     except (
         OSError,
         ValueError,
-    ) as error:  # an unreadable folder, or text that is not a valid path
+    ) as error:  # an unreadable folder, or an invalid path
         yield KEY, f"{address!r} can't be read: {getattr(error, 'strerror', '') or error}"
 
 
@@ -81,14 +81,14 @@ def require_distant(config: Config) -> None:
 
 
 def has_begun(config: Config) -> bool:
-    """Tells whether the run already has checkpoints, in which case train.init_from is ignored."""
+    """Returns whether the run already has checkpoints, in which case train.init_from is ignored."""
     destination = config.checkpoint.path
     in_bucket = (destination or "").startswith(SCHEME)
     return bool(store_of(run_of(config.name), None if in_bucket else destination).steps())
 
 
 def require(address: str, config: Config) -> None:
-    """Raises TrainfleetError if a local address has no model, or if the model does not match the
+    """Raises TrainfleetError if a local address contains no model, or one that does not match the
     config.
     """
     folder = Path(address)
@@ -115,20 +115,22 @@ def require(address: str, config: Config) -> None:
 
 
 def notes(folder: Path, model: Model) -> Iterator[str]:
-    """Yields lines about the unused keys and weights of a Hugging Face folder."""
+    """Yields notes about the unused keys and weights of a Hugging Face folder."""
     yield from unused_keys(folder)
     if not model.module and (weights := weight_files.unused(folder, model)):
         yield f"{folder}: the model does not use {weights}"
 
 
 def unused_keys(folder: Path) -> Iterator[str]:
-    """Yields a line with the keys of a folder's config.json that trainfleet ignores."""
+    """Yields a line that lists the keys of a folder's config.json that trainfleet ignores."""
     if keys := shapes.unused(folder):
         yield f"{folder / shapes.CONFIG}: trainfleet ignores {', '.join(keys)}"
 
 
 def require_checkpoint(address: str, config: Config) -> None:
-    """Raises RunError if an address has no complete and valid checkpoint of the config's model."""
+    """Raises RunError unless an address contains a complete and valid checkpoint of the config's
+    model.
+    """
     store, step = locate(address)
     entry = listing.look_at(store, step)
     if entry.commit is None or entry.fault:
@@ -143,7 +145,7 @@ def require_checkpoint(address: str, config: Config) -> None:
 
 
 def require_shape(folder: Path, shape: Model) -> None:
-    """Raises RunError if a folder's config.json is not for this model, with each difference."""
+    """Raises RunError with each difference if a folder's config.json does not match this model."""
     try:
         found = shapes.read(folder)
     except InputError as error:
@@ -176,12 +178,12 @@ def locate(address: str) -> tuple[CheckpointStore, int]:
     """
     parent, _, name = address.rstrip("/").rpartition("/")
     if match := NAME.fullmatch(name):
-        return store_at(parent or "."), int(match[1])
+        return CheckpointStore(parent or "."), int(match[1])
     inside, broken = (
         [] if address.startswith(SCHEME) else [str(Run(Path(address)).checkpoints)],
         list[listing.ListedCheckpoint](),
     )
-    for store in map(store_at, [*inside, address]):
+    for store in map(CheckpointStore, [*inside, address]):
         entries = list(listing.look(store))
         if whole := [entry.step for entry in entries if not entry.fault]:
             return store, whole[-1]
@@ -200,8 +202,8 @@ def locate(address: str) -> tuple[CheckpointStore, int]:
 
 
 def require_fit(commit: Commit, config: Config, where: str) -> None:
-    """Raises RunError if a checkpoint's weights do not match the config's model, with each
-    difference.
+    """Raises RunError with each difference if a checkpoint's weights do not match the config's
+    model.
 
     It is called before memory is allocated.
     """

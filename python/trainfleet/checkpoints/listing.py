@@ -1,4 +1,4 @@
-"""Lists the valid and broken checkpoints of a store, and decides which ones to retain."""
+"""Valid and broken checkpoints of a store, and the retention policy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CHUNK = 2**20  # bytes per read
 
 @dataclass(frozen=True)
 class ListedCheckpoint:
-    """A checkpoint and the fault found from its marker and file sizes. A valid one has no fault."""
+    """Checkpoint with the fault that its marker and file sizes reveal, "" if valid."""
 
     step: int
     address: str
@@ -25,7 +25,7 @@ class ListedCheckpoint:
 
 
 def read(store: CheckpointStore, step: int) -> Commit:
-    """Reads the marker of a checkpoint.
+    """Reads a checkpoint's marker.
 
     Raises:
         Broken: the marker is missing or damaged.
@@ -40,7 +40,7 @@ def read(store: CheckpointStore, step: int) -> Commit:
 
 
 def believed(text: str | None, step: int, address: str) -> Commit:
-    """Parses the marker of a checkpoint and checks its step. Raises like `read`."""
+    """Parses a checkpoint's marker and checks its step. Raises as `read` does."""
     if text is None:
         raise Broken(
             f"has no {MARKER}", where=address, why="without this file a folder is not a checkpoint"
@@ -56,7 +56,7 @@ def believed(text: str | None, step: int, address: str) -> Commit:
 
 
 def look(store: CheckpointStore) -> Iterator[ListedCheckpoint]:
-    """Yields all visible checkpoints, oldest first, and then the broken ones that were set
+    """Yields all visible checkpoints, oldest first, followed by the broken ones that were set
     aside.
     """
     for step in store.steps():
@@ -71,7 +71,7 @@ def look(store: CheckpointStore) -> Iterator[ListedCheckpoint]:
 
 
 def look_at(store: CheckpointStore, step: int) -> ListedCheckpoint:
-    """Checks the marker and file sizes of a checkpoint, which may be missing."""
+    """Checks a checkpoint's marker and file sizes. The checkpoint may be missing."""
     commit = None
     try:
         commit = read(store, step)
@@ -86,9 +86,7 @@ def look_at(store: CheckpointStore, step: int) -> ListedCheckpoint:
 
 
 def damage(store: CheckpointStore, step: int, name: str, file: FileSum) -> str:
-    """Returns a description of the damage to a file of a checkpoint, or "" if every byte is
-    intact.
-    """
+    """Describes the damage to a checkpoint's file, or returns "" if every byte is intact."""
     if fault := _resized(store, step, name, file):
         return fault
     try:
@@ -112,9 +110,8 @@ def checksum(stream: BinaryIO) -> FileSum:
 
 
 def stays(steps: Sequence[int], keep: int, keep_every: int | None) -> set[int]:
-    """Returns the steps to retain.
-
-    They are the newest `keep`, and the first step at or after each multiple of `keep_every`.
+    """Returns the steps to retain: the newest `keep`, and the first step at or after each multiple
+    of `keep_every`.
     """
     chosen = set(steps[-keep:])
     if keep_every:
@@ -126,10 +123,10 @@ def stays(steps: Sequence[int], keep: int, keep_every: int | None) -> set[int]:
 
 
 def retain(store: CheckpointStore, newest: int, keep: int, keep_every: int | None) -> None:
-    """Removes the checkpoints that are no longer retained after `newest` was committed.
+    """Applies the retention policy after `newest` was committed.
 
     Later steps are kept, because they belong to a different history. Broken checkpoints that were
-    set aside are removed if they are not newer than `newest`.
+    set aside are removed unless they are newer than `newest`.
     """
     steps = [step for step in store.steps() if step <= newest]
     for step in steps:

@@ -1,8 +1,8 @@
-"""Defines the marker, the last file of a save, which turns the files next to it into a checkpoint.
+"""Checkpoint marker: the last file of a save, which makes the files next to it a checkpoint.
 
-The marker records the progress of training, the versions, the config, and the size and checksum of
-every other file. Its first line is the checksum of the rest. Any change to a checkpoint, including
-its marker, is therefore detected.
+The marker records the training progress, the versions, the config, and the size and checksum of
+every other file. Its first line is the checksum of the rest, so any change to a checkpoint is
+detected, including one to the marker.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from ..trust.errors import InputError, RunError
 from ..trust.validation import Count, Moment, Name, Pattern, Range, fit
 
 MARKER = "committed.json"
-# exactly the names that step_name returns
+# matches exactly the names that step_name returns
 NAME = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,14})")
 BROKEN = re.compile(rf"{NAME.pattern}\.broken")
-MARKER_BYTES = 2**25  # maximum bytes of a marker, which has about 1 MB for ten thousand ranks
+MARKER_BYTES = 2**25  # maximum marker size in bytes; ten thousand ranks need about 1 MB
 FORMAT = 5
 FileName = Annotated[str, Pattern(rf"(?!({re.escape(MARKER)}|\.\.?)$)[A-Za-z0-9._-]{{1,200}}")]
 Number = Annotated[float, Range(-(10**39), 10**39)]
@@ -34,7 +34,7 @@ _TEXT = re.compile(r'\{"crc32": "([0-9a-f]{8})",\n"commit": (\{.*\})\}\n', re.DO
 
 @dataclass(frozen=True)
 class FileSum:
-    """The size and CRC-32 of a file, computed by its writer before the file reached a disk."""
+    """Size and CRC-32 of a file, computed in memory by its writer."""
 
     size: Count
     crc32: Count
@@ -42,7 +42,7 @@ class FileSum:
 
 @dataclass(frozen=True)
 class Commit:
-    """The content of a marker. `config` is the resolved config with dotted keys: `train.steps` →
+    """Marker content. `config` is the resolved config with dotted keys, such as `train.steps` →
     500.
     """
 
@@ -68,7 +68,7 @@ class Commit:
 
 
 class Broken(RunError):
-    """Raised if a checkpoint is incomplete or damaged."""
+    """Error for an incomplete or damaged checkpoint."""
 
     def __init__(
         self,
@@ -88,11 +88,11 @@ def render(commit: Commit) -> str:
 
 
 def parse(text: str, where: str) -> Commit:
-    """Parses the text of a marker.
+    """Parses a marker.
 
     Raises:
-        Broken: the text was changed, or its content is impossible.
-        RunError: a version of trainfleet with another format wrote it.
+        Broken: the text was modified, or its content is invalid.
+        RunError: a trainfleet version with another format wrote it.
     """
     match = _TEXT.fullmatch(text)
     if match is None or match[1] != _checksum(match[2]):
@@ -132,7 +132,7 @@ def _of_another_format(found: Any, where: str) -> RunError:
 
 
 def _plain(value: Any, depth: int = 4) -> bool:
-    """Tells whether a value may occur in a config."""
+    """Returns whether a value may occur in a config."""
     if isinstance(value, list | dict):
         inside = [*value, *value.values()] if isinstance(value, dict) else value
         return depth > 0 and all(_plain(item, depth - 1) for item in inside)
@@ -142,7 +142,7 @@ def _plain(value: Any, depth: int = 4) -> bool:
 
 
 def _is_state(state: tuple[float, ...], moments: int) -> bool:
-    """Tells whether a part of the engine's state is empty, or has `moments` numbers followed by
+    """Returns whether part of the engine's state is empty, or consists of `moments` numbers and
     three counts.
     """
     return not state or (
@@ -150,7 +150,7 @@ def _is_state(state: tuple[float, ...], moments: int) -> bool:
     )
 
 
-# part of the engine's state → the number of values before its three counts
+# part of the engine's state → number of values before its three counts
 STATES = {"guard": 5, "scale": 1}
 
 

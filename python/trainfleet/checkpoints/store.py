@@ -1,339 +1,179 @@
-"""Stores checkpoints atomically: each is either complete or invisible.
+"""Checkpoint storage in which each checkpoint is either complete or invisible.
 
-In a folder:
+In a folder (storage/files.py):
     <folder>/
       .step-00000200/          hidden: still being saved, or left by an interrupted save
       step-00000100/           visible and complete, renamed after its marker reached the disk
         rank-00000.safetensors ... index.json committed.json
       step-00000050.broken/    set aside for inspection after a resume found it damaged
 
-Each change is a single rename, so a crash leaves every checkpoint either complete or hidden.
+A single rename makes each change, so a crash leaves every checkpoint either complete or hidden.
 
-In S3 or on a compatible server (storage/s3.py):
+In S3 or on a compatible server:
     s3://bucket/prefix/<run>/
-      step-00000100/committed.json             marker, written last and removed first; a step
-                                               without a marker is not a checkpoint
-      step-00000050.broken/committed.json      marker of a checkpoint that a resume found damaged
-      parts-0 ... parts-f/step-00000100/...    files, distributed by a hash of their names
+      step-00000100/committed.json         marker, written last and removed first; a step without
+                                           a marker is not a checkpoint
+      step-00000050.broken/committed.json  marker of a checkpoint that a resume found damaged
+      parts-0 ... parts-f/step-00000100/   files, distributed by a hash of their names
 
-S3 objects appear atomically, so hidden names are not needed. S3 partitions its capacity by key
-prefix (3,500 writes per second each). The sixteen `parts-` prefixes are the same for every save, so
-S3's partitions remain useful.
+S3 partitions its capacity by key prefix (3,500 writes per second each). The sixteen `parts-`
+prefixes are the same for every save, so S3's partitions remain useful.
 https://docs.aws.amazon.com/AmazonS3/latest/userguide/optimizing-performance.html
 """
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import shutil
-import stat
 import zlib
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 from ..run.run_folder import Run, step_name, sync_folder
-from ..storage import s3, s3_streams
+from ..storage import s3
+from ..storage.files import BucketFiles, Files, LocalFiles
 from ..trust import untrusted_input
 from ..trust.errors import RunError
 from .marker import BROKEN, MARKER, MARKER_BYTES, NAME
 
-BUFFER = 2**20  # bytes of a file buffer, because a tensor's header alone needs several small writes
-
-SPREAD = 16
+SPREAD = 16  # `parts-` prefixes
 
 
-class CheckpointStore(Protocol):
-    """The checkpoints of a run, identified by their steps."""
+class CheckpointStore:
+    """Checkpoints of a run, identified by their steps, in a folder or in S3."""
 
-    def steps(self) -> list[int]:
-        """Returns the steps of visible checkpoints in ascending order. They may be damaged."""
-        ...
-
-    def broken(self) -> list[int]:
-        """Returns the steps of broken checkpoints that were set aside, in ascending order."""
-        ...
-
-    def address(self, step: int) -> str:
-        """Returns the address of a checkpoint for messages."""
-        ...
-
-    def marker(self, step: int) -> str | None:
-        """Returns the text of a marker, or None if it is missing."""
-        ...
-
-    def size(self, step: int, file: str) -> int | None:
-        """Returns the size of a file in bytes, or None if it is missing."""
-        ...
-
-    def open(self, step: int, file: str) -> BinaryIO:
-        """Opens a file of a visible checkpoint as a seekable stream."""
-        ...
-
-    def begin(self, step: int) -> None:
-        """Creates an empty hidden checkpoint."""
-        ...
-
-    def create(self, step: int, file: str) -> AbstractContextManager[BinaryIO]:
-        """Creates a file in the hidden checkpoint. The file is durable once the context ends."""
-        ...
-
-    def commit(self, step: int, marker: str) -> None:
-        """Makes the hidden checkpoint visible and durable. It replaces a checkpoint of the same
-        step.
-        """
-        ...
-
-    def abandon(self, step: int) -> None:
-        """Discards a hidden checkpoint that will not be committed."""
-        ...
-
-    def remove(self, step: int) -> None:
-        """Removes a visible checkpoint."""
-        ...
-
-    def set_aside(self, step: int) -> None:
-        """Hides a broken checkpoint from `steps`, but keeps its files."""
-        ...
-
-    def remove_broken(self, step: int) -> None:
-        """Removes a broken checkpoint that was set aside."""
-        ...
-
-    def sweep(self) -> None:
-        """Removes leftovers of interrupted saves and removals. Must not be called during a save."""
-        ...
-
-    def free(self) -> int | None:
-        """Returns the free space in bytes, or None if it is unknown."""
-        ...
-
-
-class FolderStore:
-    """Stores checkpoints in a folder that all ranks can access."""
-
-    def __init__(self, path: Path) -> None:
-        untrusted_input.seal(path)
-        self.path = path
+    def __init__(self, address: str | Path) -> None:
+        in_bucket = isinstance(address, str) and address.startswith(s3.SCHEME)
+        self.files: Files = BucketFiles(str(address)) if in_bucket else LocalFiles(Path(address))
+        # In S3, files without a marker are not a checkpoint, so their folder needs no hidden name.
+        self.dot = "" if in_bucket else "."
+        self.places = [""] if self.dot else [f"parts-{number:x}/" for number in range(SPREAD)]
 
     def steps(self) -> list[int]:
+        """Returns the steps of visible checkpoints, in ascending order. They may be damaged."""
         return self._numbers(NAME)
 
     def broken(self) -> list[int]:
+        """Returns the steps of broken checkpoints that were set aside, in ascending order."""
         return self._numbers(BROKEN)
 
     def address(self, step: int) -> str:
-        return str(self._visible(step))
+        """Returns a checkpoint's path or address, for messages."""
+        return self.files.describe(step_name(step))
 
     def marker(self, step: int) -> str | None:
+        """Returns a marker's text, or None if the marker is missing."""
         try:
             with self.open(step, MARKER) as stream:
                 return stream.read(MARKER_BYTES + 1).decode(errors="replace")
-        except (FileNotFoundError, NotADirectoryError):
+        except FileNotFoundError:
             return None
 
     def size(self, step: int, file: str) -> int | None:
+        """Returns a file's size in bytes, or None if the file is missing."""
         try:
             with self.open(step, file) as stream:
-                return os.fstat(stream.fileno()).st_size
-        except (FileNotFoundError, NotADirectoryError):
+                return stream.seek(0, os.SEEK_END)
+        except FileNotFoundError:
             return None
 
     def open(self, step: int, file: str) -> BinaryIO:
-        """Opens only plain files. A link could lead out of the checkpoint, and a pipe could
-        block.
-        """
-        path = self._visible(step) / file
-        try:
-            descriptor = untrusted_input.opener(str(path), os.O_RDONLY)
-        except OSError as error:
-            raise (_no_file(path) if error.errno in (errno.ELOOP, errno.ENXIO) else error) from None
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            os.close(descriptor)
-            raise _no_file(path)
-        return open(descriptor, "rb", buffering=BUFFER)
+        """Opens a file of a visible checkpoint as a seekable stream."""
+        return self.files.open(self._name(step_name(step), file))
 
     def begin(self, step: int) -> None:
+        """Creates an empty hidden checkpoint."""
+        if not self.dot:
+            self.remove(step)
+            return
         self.abandon(step)
-        if not self.path.exists():
-            self.path.mkdir(parents=True)
-            sync_folder(self.path.parent)
-        self._hidden(step).mkdir()
+        (self.files.folder / self._hidden(step)).mkdir(parents=True)
+        sync_folder(self.files.folder.parent)
 
-    @contextmanager
-    def create(self, step: int, file: str) -> Iterator[BinaryIO]:
-        with open(
-            self._hidden(step) / file, "xb", buffering=BUFFER, opener=untrusted_input.opener
-        ) as stream:
-            yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
+    def create(self, step: int, file: str) -> AbstractContextManager[BinaryIO]:
+        """Creates a file in the hidden checkpoint. It is durable once the context ends."""
+        return self.files.create(self._name(self._hidden(step), file))
 
     def commit(self, step: int, marker: str) -> None:
-        hidden, visible = self._hidden(step), self._visible(step)
-        sync_folder(hidden)  # The file names must be durable before the marker.
+        """Makes the hidden checkpoint visible and durable. Replaces a checkpoint of the
+        same step.
+        """
         with self.create(step, MARKER) as stream:
             stream.write(marker.encode())
-        sync_folder(hidden)
-        if visible.exists():
-            self.set_aside(step)
-        hidden.rename(visible)
-        sync_folder(self.path)
+        if self.dot:
+            if step in self.steps():
+                self.set_aside(step)
+            self.files.rename(self._hidden(step), step_name(step))
 
     def abandon(self, step: int) -> None:
-        if self._hidden(step).exists():
-            shutil.rmtree(self._hidden(step))
+        """Discards a hidden checkpoint that will not be committed."""
+        for place in self.places:
+            self.files.remove_folder(f"{place}{self._hidden(step)}")
 
     def remove(self, step: int) -> None:
-        self._visible(step).rename(self._hidden(step))
+        """Removes a visible checkpoint."""
+        if self.dot:
+            self.files.rename(step_name(step), self._hidden(step))
+        else:
+            self.files.remove(f"{step_name(step)}/{MARKER}")
         self.abandon(step)
 
     def set_aside(self, step: int) -> None:
-        aside = self._aside(step)
-        if aside.exists():
+        """Hides a broken checkpoint from `steps`, but keeps its files."""
+        if step in self.broken():
             self.remove_broken(step)
-        self._visible(step).rename(aside)
+        self.files.rename(step_name(step), f"{step_name(step)}.broken")
 
     def remove_broken(self, step: int) -> None:
-        shutil.rmtree(self._aside(step))
+        """Removes a broken checkpoint that was set aside."""
+        # In S3, a valid checkpoint of this step uses the same paths for its files.
+        if step not in self.steps():
+            self.abandon(step)
+        self.files.remove_folder(f"{step_name(step)}.broken")
 
     def sweep(self) -> None:
-        for folder in self.path.glob(".step-*"):
-            shutil.rmtree(folder)
+        """Removes leftovers of interrupted saves and removals. Must not be called during a save."""
+        if self.dot:
+            for leftover in self.files.folder.glob(".step-*"):
+                self.files.remove_folder(leftover.name)
+            return
+        s3.abort_uploads(self.files.describe(""))
+        kept = {*self.steps(), *self.broken()}
+        for name in {name for place in self.places for name in self.files.folders(place)}:
+            if (match := NAME.fullmatch(name)) and (step := int(match[1])) not in kept:
+                self.abandon(step)
 
     def free(self) -> int | None:
-        return shutil.disk_usage(self.path).free
+        """Returns the free space in bytes, or None if it is unknown."""
+        return shutil.disk_usage(self.files.folder).free if self.dot else None
 
-    def _visible(self, step: int) -> Path:
-        return self.path / step_name(step)
+    def _hidden(self, step: int) -> str:
+        return f"{self.dot}{step_name(step)}"
 
-    def _hidden(self, step: int) -> Path:
-        return self.path / f".{step_name(step)}"
-
-    def _aside(self, step: int) -> Path:
-        return self.path / f"{step_name(step)}.broken"
+    def _name(self, folder: str, file: str) -> str:
+        """Returns the name of a checkpoint's file, relative to the store."""
+        place = "" if file == MARKER else self.places[zlib.crc32(file.encode()) % len(self.places)]
+        return f"{place}{folder}/{file}"
 
     def _numbers(self, name: re.Pattern[str]) -> list[int]:
-        if self.path.is_symlink() and untrusted_input.is_sealed(self.path):
+        folder = self.files.folder
+        if self.dot and folder.is_symlink() and untrusted_input.is_sealed(folder):
             why = (
                 "links in a run's folder are not followed, because another user may have created "
                 "the folder"
             )
             then = (
-                f"run rm {self.path}, rename the link's target to {self.path.parent.name}, and set "
+                f"run rm {folder}, rename the link's target to {folder.parent.name}, and set "
                 "checkpoint.path to its parent folder"
             )
-            raise RunError("is a link", where=str(self.path), why=why, next=then)
-        names = (
-            (entry.name for entry in self.path.iterdir() if entry.is_dir())
-            if self.path.is_dir()
-            else ()
-        )
-        return sorted(int(match[1]) for match in map(name.fullmatch, names) if match)
-
-
-def _no_file(path: Path) -> FileNotFoundError:
-    return FileNotFoundError(errno.ENOENT, "it is not a plain file", str(path))
-
-
-def store_at(address: str) -> CheckpointStore:
-    """Returns the store for the path of a folder or an s3:// address."""
-    if address.startswith(s3.SCHEME):
-        return BucketStore(address)
-    return FolderStore(Path(address))
+            raise RunError("is a link", where=str(folder), why=why, next=then)
+        return sorted(int(match[1]) for match in map(name.fullmatch, self.files.folders()) if match)
 
 
 def store_of(run: Run, destination: str | None) -> CheckpointStore:
-    """Returns the store of a run, in `destination` (checkpoint.path) or in the run folder."""
-    return (
-        FolderStore(run.checkpoints)
-        if destination is None
-        else store_at(f"{destination.rstrip('/')}/{run.name}")
+    """Returns a run's store, in `destination` (checkpoint.path) or in the run folder."""
+    return CheckpointStore(
+        run.checkpoints if destination is None else f"{destination.rstrip('/')}/{run.name}"
     )
-
-
-class BucketStore:
-    """Stores checkpoints below an s3:// address."""
-
-    def __init__(self, address: str) -> None:
-        self.prefix = f"{address.rstrip('/')}/"
-
-    def steps(self) -> list[int]:
-        return self._numbers(NAME)
-
-    def broken(self) -> list[int]:
-        return self._numbers(BROKEN)
-
-    def address(self, step: int) -> str:
-        return f"{self.prefix}{step_name(step)}"
-
-    def marker(self, step: int) -> str | None:
-        found = s3.read(self._marker(step), MARKER_BYTES)
-        return None if found is None else found.decode(errors="replace")
-
-    def size(self, step: int, file: str) -> int | None:
-        found = s3.stat(self._part(step, file))
-        return None if found is None else found.size
-
-    def open(self, step: int, file: str) -> BinaryIO:
-        """Downloads the file to a temporary file, because readers need to seek."""
-        return s3.download(self._part(step, file))
-
-    def begin(self, step: int) -> None:
-        self.remove(step)
-
-    def create(self, step: int, file: str) -> AbstractContextManager[BinaryIO]:
-        return s3_streams.create(self._part(step, file))
-
-    def commit(self, step: int, marker: str) -> None:
-        s3.write(self._marker(step), marker.encode())
-
-    def abandon(self, step: int) -> None:
-        for parts in self._spread():
-            s3.remove_all(found.address for found in s3.list_objects(f"{parts}{step_name(step)}/"))
-
-    def remove(self, step: int) -> None:
-        s3.remove(self._marker(step))
-        self.abandon(step)
-
-    def set_aside(self, step: int) -> None:
-        s3.copy(self._marker(step), self._aside(step))
-        s3.remove(self._marker(step))
-
-    def remove_broken(self, step: int) -> None:
-        # A valid checkpoint of that step uses the same paths for its files.
-        if step not in self.steps():
-            self.abandon(step)
-        s3.remove(self._aside(step))
-
-    def sweep(self) -> None:
-        begun = set[str]()
-        for parts in self._spread():
-            s3.abort_uploads(parts)
-            begun |= set(s3.list_folders(parts))
-        for name in begun - {step_name(step) for step in (*self.steps(), *self.broken())}:
-            if match := NAME.fullmatch(name):
-                self.abandon(int(match[1]))
-
-    def free(self) -> int | None:
-        return None
-
-    def _marker(self, step: int) -> str:
-        return f"{self.address(step)}/{MARKER}"
-
-    def _aside(self, step: int) -> str:
-        return f"{self.address(step)}.broken/{MARKER}"
-
-    def _part(self, step: int, file: str) -> str:
-        return f"{self.prefix}parts-{zlib.crc32(file.encode()) % SPREAD:x}/{step_name(step)}/{file}"
-
-    def _spread(self) -> list[str]:
-        return [f"{self.prefix}parts-{number:x}/" for number in range(SPREAD)]
-
-    def _numbers(self, name: re.Pattern[str]) -> list[int]:
-        return sorted(
-            int(match[1]) for match in map(name.fullmatch, s3.list_folders(self.prefix)) if match
-        )

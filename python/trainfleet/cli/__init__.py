@@ -38,7 +38,7 @@ VERBS = {
     "doctor": ("CONFIG", "SET", "NODES", "LIFT", "OFFLINE"),
     "recipes": ("JSON",),
     "config": ("RECIPE", "CONFIG", "YES"),
-    "plan": ("CONFIG", "SET", "NODES", "OUT", "DAYS", "USD", "TOKENS", "VERBOSE", "OFFLINE"),
+    "plan": ("CONFIG", "SET", "NODES", "OUT", "DAYS", "USD", "TOKENS", "ANY", "VERBOSE", "OFFLINE"),
     "tokenize": ("CONFIG", "SET", "NODES"),
     "compile": ("CONFIG", "SET", "NODES"),
     "train": ("CONFIG", "SET", "NODES"),

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ..launch.command import config_of, config_to_examine, run_named, settings_of
-from ..trust.errors import BackendError, ConfigError, RunError, S3Error
+from ..trust.errors import BackendError, ConfigError, RunError
 from ..trust.safe_output import is_agreed
 from .variables import Variables, flag
 
@@ -138,7 +138,7 @@ def clean(variables: Variables, started: float) -> int:
                 code = cleaning.purge(place, made, sure)
                 everything = variables["PURGE"].lower() == "all"
                 return cleaning.end_of_hosts(config, everything, sure) or code
-    except (BackendError, RunError, S3Error) as error:
+    except (BackendError, RunError) as error:
         if not machines:
             cleaning.remove_remakeable()  # clean up this machine even if the fleet fails
             raise

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ..backends import backend_of
 from ..backends.base import Prospect
-from ..config import Config, Derivation
+from ..config import Config, Derivation, Settings
 from ..config.layouts import best
+from ..hardware import node_types
 from ..launch import preflight, provisioning
 from ..launch.calibration import experience_of
-from ..launch.command import config_of, plan_of, settings_of
+from ..launch.command import config_of, elsewhere, on_type, plan_of, settings_of
 from ..launch.run_location import is_nowhere, runs_programs, say_unheard
+from ..plan import machine_choice, sizing
 from ..plan.estimate import Bill, estimate
 from ..plan.job import Artifact
+from ..plan.machine_choice import Bid
 from ..plan.neuron_environment import compiles_ahead
 from ..plan.plan import Plan, make_plan
 from ..plan.sizing import Wish
 from ..report import proposal, sizing_tables
-from .variables import Variables, amounts, flag
+from ..trust.errors import ConfigError
+from .variables import Variables, amounts, flag, typed
 
 
 def plan(variables: Variables, started: float) -> int:
@@ -32,6 +36,9 @@ def plan(variables: Variables, started: float) -> int:
     config, derived = config_of(settings_of(variables))
     bill = backend_of(config).bill()
     wish = Wish(*amounts(variables, "DAYS", "USD", "TOKENS"))
+    if flag(variables, "ANY"):
+        _say(_machines(variables, config, wish))
+        return 0
     if wish != Wish():
         _say(sizing_tables.answer(config, wish, bill, out))
         return 0
@@ -52,6 +59,43 @@ def plan(variables: Variables, started: float) -> int:
     else:
         print("\nnext: set fleet.hosts, then run make setup")
     return 0
+
+
+def _machines(variables: Variables, config: Config, wish: Wish) -> Iterator[str]:
+    """Yields the comparison of all node types, and the command that selects the cheapest.
+
+    Raises:
+        ConfigError: TOKENS is missing, or no machine is within the limits.
+    """
+    if wish.tokens is None:
+        what = "compares machines for a number of tokens; set TOKENS too"
+        raise ConfigError.of("ANY", what, next="make plan TOKENS=1e12 ANY=1")
+    sizing.require_possible(config, wish)
+    settings = elsewhere(settings_of(variables), config)
+    found, absent = _bids(config, settings, wish)
+    if not found:
+        what = "no machine can train on so many tokens within DAYS and USD"
+        raise ConfigError.of("ANY", what, next=f"make plan TOKENS={wish.tokens:g} ANY=1")
+    yield from sizing_tables.describe_machines(config, found, absent, wish)
+    best = machine_choice.best(found)
+    kind = "" if best.tariff.terms == "own" else f"fleet.instance_type={best.name}"
+    words = variables | {"SET": f"{settings.set} {kind}".strip(), "NODES": str(best.size.nodes)}
+    yield from ("", f"next: make plan{typed(words)}")
+
+
+def _bids(config: Config, settings: Settings, wish: Wish) -> tuple[list[Bid], dict[str, str]]:
+    """Returns the bids of the user's own machines and of all EC2 types, and why a type has none."""
+    own, found, absent = config.fleet.node_type, list[Bid](), dict[str, str]()
+    types = [row for row in node_types.INSTANCE_TYPES.values() if row.accelerator]
+    for row in [*([own] if own and own.owned else []), *types]:
+        try:
+            found += machine_choice.bids(
+                config if row is own else on_type(settings, row.name), wish
+            )
+        except ConfigError as error:
+            first = error.problems[0]
+            absent[row.name] = f"{first.key}: {first.message}" if first.key else first.message
+    return found, absent
 
 
 def _prospect(config: Config, derived: Derivation, bill: Bill | None) -> Prospect:

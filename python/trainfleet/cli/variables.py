@@ -44,6 +44,7 @@ VARIABLES = {
     "FAULTS": "the faults to inject: FAULTS='rank-killed disk-full' (all of them)",
     "DAYS": "the maximum training time in days",
     "USD": "the maximum cost of the training in dollars",
+    "ANY": "1: compare all machines for TOKENS (and DAYS, USD), cheapest first",
     "TOKENS": "the number of tokens to train on: TOKENS=1e12",
     "PORT": "the port of the page on this machine (8642, or any free one)",
     "RUN": "the name of a run (make runs lists them)",
@@ -61,7 +62,18 @@ VARIABLES = {
     "NAME": "the name of a new backend: lower-case letters, digits and _",
 }
 # options that take no value, such as `--yes`
-SWITCHES = ("VERIFY", "FOLLOW", "WEAK", "YES", "VERBOSE", "CHANGED", "PURGE", "OFFLINE", "JSON")
+SWITCHES = (
+    "ANY",
+    "VERIFY",
+    "FOLLOW",
+    "WEAK",
+    "YES",
+    "VERBOSE",
+    "CHANGED",
+    "PURGE",
+    "OFFLINE",
+    "JSON",
+)
 Variables = dict[str, str]
 TEXTS = ("PROMPT", "SET")  # variables of unlimited length
 PATHS, ADDRESS = ("CONFIG", "OUT"), re.compile("[A-Za-z][A-Za-z0-9+]*://")

@@ -1,4 +1,4 @@
-"""Turns botocore's errors into CloudErrors, which report what failed, why, and what to do."""
+"""Converts botocore's errors to CloudErrors with the cause and the next step."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def action(service: str, operation: str) -> str:
 
 
 class NotAws(ValueError):
-    """A web page instead of AWS's answer."""
+    """Response that is a web page, such as a proxy's, instead of AWS's response."""
 
 
 @contextmanager
 def explained(region: str, service: str, operation: str) -> Iterator[None]:
-    """Raises botocore's errors as CloudErrors."""
+    """Reraises botocore's errors as CloudErrors."""
     where = f"{service} {operation} in {region}"
     try:
         yield
@@ -94,7 +94,7 @@ def _refused(where: str, service: str, operation: str, answer: dict[str, Any]) -
 
 
 def _is_unreadable(error: Exception) -> bool:
-    """Tells whether botocore could not parse an answer. Web pages make its parsers fail."""
+    """Returns whether botocore could not parse the response. Web pages make its parsers fail."""
     frames = traceback.walk_tb(error.__traceback__)
     return isinstance(error, NotAws) or any(
         frame.f_globals.get("__name__") == "botocore.parsers" for frame, _ in frames
@@ -109,7 +109,7 @@ def _strange(where: str, error: Exception) -> CloudError:
 
 
 def _unanswered(where: str, error: Exception) -> CloudError:
-    """Explains an error without AWS's answer: no credentials, no connection, invalid request."""
+    """Explains an error without a response: no credentials, no connection, invalid request."""
     import botocore.exceptions as known
 
     kind, why = type(error).__name__, _one_line(str(error))

@@ -36,8 +36,8 @@ from .template_inputs import own_tags, pairs, slug
 
 @dataclass(frozen=True)
 class Baked:
-    """A baked image. `lock`: its versions, "" if it is unfinished; `gib`: size of its root disk;
-    `made`: creation time; `why`: reason of the state.
+    """A baked image. `lock`: its locked versions, or "" if it is unfinished; `gib`: root disk size;
+    `made`: creation time; `why`: reason for its state.
     """
 
     id: str
@@ -48,7 +48,7 @@ class Baked:
     why: str = ""
 
     def lack(self, config: Config) -> str:
-        """Returns why the config's next machines can't use the image; "" if they can."""
+        """Returns why the config's next machines can't use the image, or "" if they can."""
         wanted, most = versions(config), config.fleet.aws.volume_gib
         if not self.lock:
             return "it is unfinished"
@@ -85,8 +85,8 @@ def _baked(id_: str, tags: Mapping[str, str], row: Mapping[str, Any]) -> Baked:
 
 
 def fitting(config: Config, calls: Calls) -> Baked | None:
-    """Returns the baked image for the fleet's next machines; None without one, or if fleet.aws.ami
-    is set.
+    """Returns the baked image for the fleet's next machines. Returns None if no image fits, or if
+    fleet.aws.ami is set.
     """
     if config.fleet.aws.ami:
         return None
@@ -136,7 +136,7 @@ class Oven:
         return f"trainfleet-{slug(self.config.fleet_name)}-{made}"[:LONGEST]
 
     def begun(self) -> Baked | None:
-        """Returns the image with these versions that exists or is being made; None without one."""
+        """Returns the image with these versions, finished or in progress, or None."""
         wanted = versions(self.config)
         for one in baked(self.config, self.calls):
             if one.lock == wanted and one.state in ("available", "pending"):
@@ -193,7 +193,7 @@ class Oven:
             raise self._error(f"{image} has no snapshot", f"none was seen in {SEEN_IN:.0f} s", then)
 
     def _is_seen(self, image: str) -> bool:
-        """Waits up to SEEN_IN for a snapshot of the image; tells whether there is one."""
+        """Returns whether a snapshot of the image appears within SEEN_IN."""
         deadline = clock.now() + SEEN_IN
         while not (found := self.snapshots(image)) and clock.now() < deadline:
             clock.sleep(AGAIN)
@@ -239,7 +239,7 @@ class Oven:
         return CloudError(f"the image {what}", where=where, why=why, next=then)
 
     def cost(self, image: str) -> str:
-        """Returns the size of the image's snapshots and their cost."""
+        """Describes the size and cost of the image's snapshots."""
         kept = [cost_of("snapshot", row) for row in self.snapshots(image)]
         usd = sum(each or 0.0 for _, each in kept) * MONTH
         return f"{', '.join(what for what, _ in kept)}: ${usd:,.2f} a month at list price"

@@ -28,7 +28,7 @@ Send = Callable[[str, str, str, dict[str, Any]], dict[str, Any]]
 
 
 def by_boto3(region: str, service: str, operation: str, request: dict[str, Any]) -> dict[str, Any]:
-    """Sends a request with boto3 and returns AWS's answer. Raises botocore's errors, and NotAws."""
+    """Sends a request with boto3 and returns the response. Raises botocore's errors, or NotAws."""
     from botocore import xform_name
 
     with _LOCK:  # clients are thread-safe, but their creation is not
@@ -54,17 +54,18 @@ class Calls:
         self.region = region
 
     def __call__(self, service: str, operation: str, **request: Any) -> dict[str, Any]:
-        """Sends the request and returns the answer.
+        """Sends the request and returns the response.
 
         Raises:
-            CloudError: the request is invalid, AWS refused it, or did not answer; `code` is AWS's.
+            CloudError: the request is invalid, or AWS refused it or did not respond. `code` is
+                AWS's error code.
         """
         with api_errors.explained(self.region, service, operation):
             require_valid(service, operation, request)
             return send(self.region, service, operation, request)
 
     def pages(self, service: str, operation: str, key: str, **request: Any) -> Iterator[Any]:
-        """Yields the entries under `key` of all pages. Raises CloudError like a call."""
+        """Yields the entries under `key` on all pages. Raises CloudError as a call does."""
         pairs = _tokens(service, operation)
         seen: set[str] = set()
         for _ in range(PAGES):
@@ -106,7 +107,7 @@ def _model(service: str) -> Any:
 
 @functools.cache
 def _client(region: str, service: str, tries: int) -> Any:
-    """Returns a client with boto3's credentials; threads may share it."""
+    """Returns a client with boto3's credentials. Threads may share it."""
     import boto3
     from botocore.config import Config
 
@@ -117,8 +118,8 @@ def _client(region: str, service: str, tries: int) -> Any:
 
 @functools.cache
 def _tokens(service: str, operation: str) -> tuple[tuple[str, str], ...]:
-    """Returns pairs of a page's parameter and its key in the previous answer; empty for an
-    operation with one page.
+    """Returns the pagination tokens: pairs of a request parameter and its key in the previous
+    response. Empty if the operation is not paginated.
     """
     from botocore.exceptions import UnknownServiceError
     from botocore.paginate import PaginatorModel
@@ -159,7 +160,7 @@ def region_of(config: Config) -> str:
 
 
 def through_agent(region: str) -> str:
-    """Returns a ProxyCommand of ssh_config that reaches the instance %h through SSM."""
+    """Returns an ssh_config ProxyCommand that reaches the instance %h through SSM."""
     document = "--document-name AWS-StartSSHSession --parameters portNumber=%p"
     return f"aws ssm start-session --target %h {document} --region {region}"
 

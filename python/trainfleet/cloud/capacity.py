@@ -48,7 +48,7 @@ MOST_NAME = 40  # characters of the config's name in a plan's name, which has at
 
 @dataclass(frozen=True)
 class Offer:
-    """An offer: its id, start and end (Unix time), total price in US dollars, and zone."""
+    """A purchase offer: id, start and end (Unix time), total price in US dollars, and zone."""
 
     id: str
     starts: float
@@ -78,13 +78,13 @@ class HeldCapacity:
 
 @dataclass(frozen=True)
 class Paid:
-    """A price that is paid once, in advance: US dollars per node (None: unknown), and purpose."""
+    """An upfront price: US dollars per node (None: unknown), and what it pays for."""
 
     usd: float | None
     what: str
 
     def on(self, bill: Bill | None) -> Bill | None:
-        """Returns the bill with this price; None if either is unknown."""
+        """Returns the bill with this price added, or None if either is unknown."""
         if bill is None or self.usd is None:
             return None
         return replace(bill, paid=self.usd, paid_for=self.what)
@@ -123,18 +123,20 @@ class PrepaidCapacity:
 
     @functools.cached_property
     def held(self) -> HeldCapacity | None:
-        """Returns the usable purchase; None without one, or if no account can be asked."""
+        """Returns the usable purchase. Returns None without a purchase, or if no account can be
+        asked.
+        """
         try:
             return self._newest()
         except NotAsked:
             return None
 
     def placed(self) -> Config:
-        """Returns the config whose jobs use the purchase, if there is one."""
+        """Returns the config with the purchased capacity, if any."""
         return self.using(self.held.id if self.held else None)
 
     def paid_config(self) -> Config:
-        """Returns the config to price: machine hours count as paid, even before the purchase."""
+        """Returns the config to price. Machine hours count as prepaid even before the purchase."""
         return self.using(self.held.id if self.held else TO_BE_BOUGHT)
 
     def paid(self) -> Paid:
@@ -207,7 +209,7 @@ class PrepaidCapacity:
             raise ConfigError.of("budget.max_usd", what, next="raise it, or use fewer nodes")
 
     def say_what_stays(self, say: Callable[[str], None]) -> None:
-        """Reports that AWS takes no purchase back."""
+        """Reports that purchased capacity is not refundable."""
         if self.held:
             say(f"kept {self.name} {self.held}")
             what = f"AWS does not cancel or refund a {self.name}"
@@ -224,7 +226,9 @@ class PrepaidCapacity:
         return sorted(self.offered(hours), key=lambda offer: (offer.usd, offer.starts))
 
     def _left(self, rest: Bill | None) -> float | None:
-        """Returns US dollars that budget.max_usd leaves after all other costs; None: no limit."""
+        """Returns what budget.max_usd leaves after all other costs, in US dollars. None means no
+        limit.
+        """
         limit = self.config.budget.max_usd
         if limit is None:
             return None
@@ -234,7 +238,7 @@ class PrepaidCapacity:
         return max(0.0, limit - rest.whole(self.config.fleet.nodes, self.hours))
 
     def _bought(self, offer: Offer) -> HeldCapacity:
-        """Sends the purchase once, then polls until AWS lists it, even if the answer was lost."""
+        """Sends the purchase once, then polls until AWS lists it, even if the response was lost."""
         trouble: CloudError | None = None
         try:
             self.buy(offer)
@@ -314,7 +318,7 @@ class TrainingPlans(PrepaidCapacity):
         return f"trainfleet-{slug(self.config.fleet_name, MOST_NAME)}-"
 
     def using(self, id_: str | None) -> Config:
-        """Returns the config with the plan as its jobs' plan."""
+        """Returns the config with the plan for its jobs."""
         fleet = self.config.fleet
         return replace(
             self.config, fleet=replace(fleet, sagemaker=replace(fleet.sagemaker, training_plan=id_))
@@ -367,7 +371,7 @@ class TrainingPlans(PrepaidCapacity):
 
 
 def fee(row: dict[str, Any]) -> float | None:
-    """Returns an offer's price in US dollars; None if it has no price or another currency."""
+    """Returns an offer's price in US dollars, or None if it has no price or another currency."""
     try:
         fee = float(row["UpfrontFee"])
     except (KeyError, TypeError, ValueError):

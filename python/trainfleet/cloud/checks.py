@@ -50,7 +50,7 @@ def require(
 def findings(
     config: Config, calls: Calls, inputs: Inputs, chosen: Iterable[Check] = ()
 ) -> list[Obstacle]:
-    """Returns all obstacles and notes. A check that can't be made becomes a note."""
+    """Returns all obstacles and notes. A check that can't run becomes a note."""
     return [
         *(() if chosen else here(config, inputs)),
         *(
@@ -154,7 +154,7 @@ def reservation(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstac
 def _against(
     row: Mapping[str, Any], config: Config, calls: Calls, inputs: Inputs
 ) -> Iterator[Obstacle]:
-    """Yields every mismatch between a reservation and this fleet."""
+    """Yields every mismatch between the reservation and this fleet."""
     name, wanted, aws = config.fleet.aws.reservation, config.fleet.instance_type, config.fleet.aws
     kind, zone, state = (row.get(key) for key in ("InstanceType", "AvailabilityZone", "State"))
     is_block = row.get("ReservationType") == "capacity-block"

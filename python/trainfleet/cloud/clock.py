@@ -15,5 +15,5 @@ def utc() -> datetime:
 
 
 def stamp() -> str:
-    """Returns the present time by ISO 8601, in UTC and whole seconds."""
+    """Returns the current time in ISO 8601 format, in UTC, to the second."""
     return utc().isoformat(timespec="seconds")

@@ -107,7 +107,7 @@ Show = Callable[[str, str, str], None]
 
 @dataclass(frozen=True)
 class StackState:
-    """A stack, from DescribeStacks."""
+    """A stack's state, from DescribeStacks."""
 
     id: str
     status: str
@@ -118,12 +118,12 @@ class StackState:
 
     @property
     def busy(self) -> bool:
-        """Tells whether CloudFormation is changing the stack."""
+        """Returns whether CloudFormation is changing the stack."""
         return self.status.endswith("_IN_PROGRESS") and self.status != "REVIEW_IN_PROGRESS"
 
     @property
     def whole(self) -> bool:
-        """Tells whether the stack can be updated: its last change or rollback has succeeded."""
+        """Returns whether the stack can be updated: its last change or rollback succeeded."""
         return self.status in ("CREATE_COMPLETE", "UPDATE_COMPLETE", "UPDATE_ROLLBACK_COMPLETE")
 
     @property
@@ -145,7 +145,9 @@ class StackEvent:
 
     @property
     def failed(self) -> bool:
-        """Tells whether this resource failed itself, not because another failed."""
+        """Returns whether this resource itself failed, rather than being cancelled after another
+        failure.
+        """
         if self.own or not self.status.endswith("_FAILED"):
             return False
         return not re.search("cancelled|not been attempted", self.reason)
@@ -153,7 +155,7 @@ class StackEvent:
 
 @dataclass
 class CloudFormationStack:
-    """The stack of this name for a config. `followed`: id of the last event that was read."""
+    """A config's stack. `followed`: ID of the last event read."""
 
     calls: Calls
     name: str
@@ -190,12 +192,12 @@ class CloudFormationStack:
         return self.look(answer["StackId"]) or StackState(answer["StackId"], "CREATE_IN_PROGRESS")
 
     def creation(self, template: str, tags: Mapping[str, str], token: str) -> dict[str, Any]:
-        """Returns the request to CreateStack."""
+        """Returns the CreateStack request."""
         more = {"OnFailure": "DELETE", "ClientRequestToken": token, "Tags": pairs(tags)}
         return self.change(template) | more
 
     def change(self, template: str) -> dict[str, Any]:
-        """Returns the request to UpdateStack. The parameters have the template's defaults."""
+        """Returns the UpdateStack request. Its parameters have the template's defaults."""
         return {"StackName": self.name, "TemplateBody": template, "Capabilities": CAPABILITIES}
 
     def update(self, template: str) -> bool:
@@ -210,7 +212,7 @@ class CloudFormationStack:
         return True
 
     def delete(self) -> None:
-        """Starts the deletion; no effect if the stack is gone or is being deleted."""
+        """Starts the deletion. Has no effect if the stack is gone or is being deleted."""
         self._catch_up()
         self.calls("cloudformation", "DeleteStack", StackName=self.name)
 
@@ -219,7 +221,7 @@ class CloudFormationStack:
         self.calls("cloudformation", "CancelUpdateStack", StackName=self.name)
 
     def resources(self) -> dict[str, str]:
-        """Returns the stack's present resources, as physical id by logical id."""
+        """Returns the stack's current resources as logical ID → physical ID."""
         rows = self.calls.pages(
             "cloudformation", "ListStackResources", "StackResourceSummaries", StackName=self.name
         )
@@ -230,7 +232,7 @@ class CloudFormationStack:
         }
 
     def template(self) -> Mapping[str, Any]:
-        """Returns the stack's present template."""
+        """Returns the stack's current template."""
         body = self.calls("cloudformation", "GetTemplate", StackName=self.name)["TemplateBody"]
         found = json.loads(body) if isinstance(body, str) else body
         return found if isinstance(found, dict) else {}
@@ -266,7 +268,7 @@ class CloudFormationStack:
             clock.sleep(POLL)
 
     def _news(self, id_: str) -> Iterator[StackEvent]:
-        """Yields the events since the last poll, the oldest first."""
+        """Yields the events since the last poll, oldest first."""
         news = []
         for row in self.calls.pages(
             "cloudformation", "DescribeStackEvents", "StackEvents", StackName=id_
@@ -279,7 +281,7 @@ class CloudFormationStack:
         yield from reversed(news)
 
     def _catch_up(self) -> None:
-        """Skips past events, so that `follow` shows only new ones."""
+        """Skips existing events, so that `follow` shows only new ones."""
         if self.look():
             list(self._news(self.name))
 

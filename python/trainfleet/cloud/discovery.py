@@ -1,4 +1,4 @@
-"""Looks up the account's facts for a template, such as identity, zones and machine image."""
+"""Looks up the account details that a template needs, such as identity, zones and machine image."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def zones(config: Config, calls: Calls) -> list[str]:
 
 
 def _offering(type_: str, key: str, calls: Calls) -> list[str]:
-    """Returns the zones that offer a type. Raises ConfigError if the region has none.
+    """Returns the zones that offer a type. Raises ConfigError if no zone does.
 
     `key`: the type's key in the config.
     """
@@ -83,7 +83,9 @@ def _subnets(config: Config, calls: Calls) -> list[Mapping[str, Any]]:
 
 
 def reservation_of(config: Config, calls: Calls) -> Mapping[str, Any] | None:
-    """Returns EC2's row of the nodes' reservation; None without one, {} if EC2 does not find it."""
+    """Returns EC2's entry for the nodes' reservation: None without a reservation, or {} if EC2 does
+    not find it.
+    """
     name = config.fleet.aws.reservation
     if not name or capacity_of(config) not in ("reservation", "block"):
         return None
@@ -143,7 +145,9 @@ def _for_tokenizing(config: Config, calls: Calls, scheduler: str) -> str:
 
 
 def placeholders(config: Config, region: str) -> Inputs:
-    """Returns a template's inputs without an account: the config's values, and zeros otherwise."""
+    """Returns a template's inputs without an account: values from the config, and zeros for the
+    rest.
+    """
     aws = config.fleet.aws
     return Inputs(
         region,
@@ -225,7 +229,7 @@ def root_of(image: str, calls: Calls) -> str:
 
 
 def group_of(config: Config, calls: Calls) -> str | None:
-    """Returns the reservation's placement group, to which its nodes must belong; None without."""
+    """Returns the reservation's placement group, which its nodes must join, or None."""
     if capacity_of(config) != "reservation":
         return None
     arn = (reservation_of(config, calls) or {}).get("PlacementGroupArn") or ""
@@ -260,7 +264,7 @@ def public_key(config: Config) -> str:
 
 
 def bucket_is_there(config: Config, calls: Calls, inputs: Inputs) -> bool:
-    """Tells whether an earlier `make clean` kept the bucket that the stack would make."""
+    """Returns whether an earlier `make clean` kept the bucket that the stack would create."""
     found: dict[str, str] = {}
     with passing("NoSuchBucket", "NoSuchTagSet"):
         found = tags(calls("s3", "GetBucketTagging", Bucket=bucket_of(config, inputs))["TagSet"])

@@ -12,7 +12,7 @@ instance_types.json has the figures of each type.
 from __future__ import annotations
 
 import base64
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,8 @@ from ..config.tables import read_table
 from ..hardware import node_types
 from ..process.install_paths import ROOT
 from .template_inputs import Inputs, pairs
-from .template_parts import Resource, Resources, after, attribute, ref, resource, subnet
-from .template_storage import makes_file_system
+from .template_parts import Resource, Resources, attribute, fixed, ref, resource, subnet
+from .template_storage import has_file_system, makes_file_system
 
 
 @dataclass(frozen=True)
@@ -66,13 +66,13 @@ def interfaces(name: str, tasks: int = 0) -> tuple[Interface, ...]:
 
 
 def addresses(name: str) -> int:
-    """Returns how many addresses of its subnet a node takes."""
+    """Returns the number of subnet addresses that a node uses."""
     return sum(interface.kind != "efa-only" for interface in interfaces(name))
 
 
 @dataclass(frozen=True)
 class Quota:
-    """A quota: its code and name in Service Quotas."""
+    """A quota's code and name in Service Quotas."""
 
     code: str
     name: str
@@ -102,6 +102,8 @@ SCRIPTS = ROOT / "scripts"
 PAIR = "KeyPair"
 HEAD_GIB = 100  # GiB of the head's disk
 NODE = "Node"  # prefix of a node's logical id
+# Logical id and type of the machine that builds the Python environment before the nodes exist
+BUILDER, BUILDER_TYPE = "Builder", "c7i.xlarge"
 
 
 def capacity_of(config: Config) -> str:
@@ -111,7 +113,7 @@ def capacity_of(config: Config) -> str:
 
 
 def machines(config: Config, inputs: Inputs, tags: dict[str, str]) -> Resources:
-    """Makes the nodes and the head, with launch templates, placement group and key pair."""
+    """Builds the nodes and the head, with launch templates, placement group and key pair."""
     found = {} if inputs.plain == "yes" else together(config)
     if not config.fleet.aws.key_pair and inputs.public_key:
         # The time makes the name unique, because an earlier stack may have left a key pair.
@@ -123,17 +125,37 @@ def machines(config: Config, inputs: Inputs, tags: dict[str, str]) -> Resources:
     if makes_file_system(config):  # takes ten minutes, during which nodes would cost money
         found["Template"]["DependsOn"] = "FileSystem"
     found |= {f"{NODE}{slot}": _node(config, slot) for slot in inputs.slots}
+    found |= _builder(config, inputs, tags) if inputs.builds else {}
     return found | (_head(config, inputs, tags) if config.fleet.aws.bastion_type else {})
 
 
+def builds_first(config: Config) -> bool:
+    """Returns whether a cheap machine builds the Python environment before the nodes exist. It
+    needs a file system that outlives the machine, and pays only for nodes with accelerators.
+    """
+    row = node_types.instance(config.fleet.instance_type)
+    return bool(row and row.accelerator and has_file_system(config) and not config.fleet.python)
+
+
+def _builder(config: Config, inputs: Inputs, tags: dict[str, str]) -> Resources:
+    """Creates the machine that builds the Python environment. It boots the nodes' image, because
+    the environment must fit their Python.
+    """
+    aws = replace(config.fleet.aws, capacity="on-demand", reservation=None)
+    fleet = replace(config.fleet, instance_type=BUILDER_TYPE, spot=False, aws=aws)
+    own = replace(config, fleet=fleet)
+    data = _node_data(own, replace(inputs, plain="yes", group=None), tags)
+    return {"BuilderTemplate": _template(data, tags)} | fixed("builder", FLEET=config.fleet_name)
+
+
 def together(config: Config) -> Resources:
-    """Makes the placement group; empty for reserved machines, which their reservation places."""
+    """Builds the placement group, or {} for reserved machines, which their reservation places."""
     is_made = capacity_of(config) in ("on-demand", "spot")
     return {"Together": resource("AWS::EC2::PlacementGroup", Strategy="cluster")} if is_made else {}
 
 
 def placement(config: Config, inputs: Inputs) -> Any:
-    """Returns the nodes' placement group: the reservation's, the stack's, or None."""
+    """Returns the nodes' placement group (the reservation's or the stack's), or None."""
     return inputs.group or (ref("Together") if together(config) and inputs.plain == "no" else None)
 
 
@@ -170,7 +192,7 @@ def _node_data(config: Config, inputs: Inputs, tags: dict[str, str]) -> dict[str
 
 
 def reserved(config: Config) -> dict[str, Any]:
-    """Returns the launch template's keys for a reservation or capacity block; empty without one."""
+    """Returns the launch template's keys for a reservation or capacity block, or {} without one."""
     capacity, data = capacity_of(config), dict[str, Any]()
     if capacity == "block":
         data["InstanceMarketOptions"] = {"MarketType": "capacity-block"}
@@ -196,8 +218,8 @@ def _common(
 
 
 def hardened(root: Any, volume: int, tags: dict[str, str]) -> dict[str, Any]:
-    """Returns the keys of every launch template for security and tags: tokens for the metadata
-    service, an encrypted volume, tags on the instance's resources.
+    """Returns the security settings and tags of every launch template: metadata service tokens, an
+    encrypted volume, and tags on the instance's resources.
     """
     disk = {
         "VolumeSize": volume,
@@ -233,7 +255,7 @@ def _template(data: dict[str, Any], tags: dict[str, str]) -> Resource:
 
 
 def _head(config: Config, inputs: Inputs, tags: dict[str, str]) -> Resources:
-    """Makes the head: a machine with a public address, through which SSH reaches the nodes."""
+    """Builds the head, a machine with a public address through which SSH reaches the nodes."""
     data = _common(config, inputs, tags, config.fleet.aws.bastion_type or "", HEAD_GIB, "Head")
     data["NetworkInterfaces"] = [
         {
@@ -243,24 +265,13 @@ def _head(config: Config, inputs: Inputs, tags: dict[str, str]) -> Resources:
             "DeleteOnTermination": True,
         }
     ]
-    head = resource(
-        "AWS::EC2::Instance",
-        LaunchTemplate=newest("HeadTemplate"),
-        Tags=pairs({"Name": f"{config.fleet_name}-head"}),
-    )
-    return {
-        "HeadTemplate": _template(data, tags),
-        "Head": after("PublicWay", head),
-        "HeadAddress": after(
-            "GatewayOfVpc", resource("AWS::EC2::EIP", Domain="vpc", InstanceId=ref("Head"))
-        ),
-    }
+    return {"HeadTemplate": _template(data, tags)} | fixed("head", FLEET=config.fleet_name)
 
 
 def user_data(config: Config) -> str:
-    """Returns the script of a node's first boot, which only starts the dead man's timer.
+    """Returns the first-boot script of a node, which only starts the dead man's timer.
 
-    `make setup` does the rest, because it can check each step and try again.
+    `make setup` does the rest, because it can check and retry each step.
     """
     fleet = config.fleet
     hours = "-" if fleet.max_lifetime_hours is None else f"{fleet.max_lifetime_hours:g}"

@@ -1,6 +1,5 @@
-"""Finds our resources in a region by tag, in every service that we use, with their cost.
-
-Only AWS is read, no file on this machine.
+"""Finds our resources in a region by tag, across all services that we use, with their cost. Reads
+only AWS, no local files.
 """
 
 from __future__ import annotations
@@ -90,7 +89,7 @@ def find(calls: Calls, config: str | None = None) -> list[OwnedResource]:
 
 
 def surely(calls: Calls, config: str | None) -> list[OwnedResource]:
-    """Repeats `find` until two listings in a row agree, and returns the last one."""
+    """Repeats `find` until two consecutive listings agree, and returns the last one."""
 
     def ids(found: list[OwnedResource]) -> set[tuple[str, str]]:
         return {(one.kind, one.id) for one in found}
@@ -103,7 +102,7 @@ def surely(calls: Calls, config: str | None) -> list[OwnedResource]:
 
 
 def require_seen(found: Iterable[OwnedResource], region: str, verb: str) -> None:
-    """Raises CloudError if there are kinds that these credentials may not list."""
+    """Raises CloudError if these credentials may not list some kinds of resources."""
     if rows := [f"  {one.line()}" for one in found if not one.id]:
         what = "\n".join([f"there may be more trainfleet resources in {region}", *rows])
         then = f"allow that, or use other credentials (AWS_PROFILE), then run {verb} again"
@@ -122,7 +121,7 @@ def weighed(calls: Calls, found: Iterable[OwnedResource]) -> Iterator[OwnedResou
 
 
 def _size(calls: Calls, one: OwnedResource) -> float | None:
-    """Returns a bucket's bytes by CloudWatch, which reports them a day late; None if unknown."""
+    """Returns a bucket's size in bytes from CloudWatch, which lags by a day. None means unknown."""
     if not one.holds_data:
         return 0.0
     names = {"BucketName": one.id, "StorageType": "StandardStorage"}
@@ -157,8 +156,8 @@ def _measured(
 
 
 def table(found: Iterable[OwnedResource]) -> Iterator[str]:
-    """Yields lines by config: one for each resource that costs money or holds data, and one for all
-    free ones.
+    """Yields lines by config: one per resource that costs money or holds data, and one for all free
+    resources.
     """
     rows = sorted(found, key=lambda one: one.config)
     for config, group in itertools.groupby(rows, key=lambda one: one.config):
@@ -174,7 +173,7 @@ def table(found: Iterable[OwnedResource]) -> Iterator[str]:
 
 
 def total(found: Iterable[OwnedResource]) -> str:
-    """Describes the resources' total cost."""
+    """Returns the resources' total cost as text."""
     found = list(found)
     known = sum(one.usd or 0.0 for one in found) * DAY
     unknown = sum(one.usd is None for one in found)
@@ -231,7 +230,7 @@ def _others(calls: Calls, config: str | None) -> Iterable[OwnedResource]:
 
 
 def _holds_data(calls: Calls, kind: str, id_: str, row: Row) -> bool:
-    """Tells whether a resource holds data that can't be made again; True if unknown."""
+    """Returns whether a resource holds data that can't be recreated. True if unknown."""
     try:
         if kind == "bucket":
             versions = calls("s3", "ListObjectVersions", Bucket=id_, MaxKeys=1)
@@ -255,7 +254,7 @@ def _written(calls: Calls, id_: str, row: Row) -> float | None:
 
 
 def _since(row: Row, tags: Mapping[str, str]) -> float | None:
-    """Returns when a resource was created, by its service or else by its tag."""
+    """Returns a resource's creation time, from its service or else from its tag."""
     for key in CREATED_AT:
         if key in row:
             return _seconds(row[key])

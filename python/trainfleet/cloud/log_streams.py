@@ -1,8 +1,9 @@
-"""Reads a container's lines from CloudWatch Logs, from the end of the last read.
+"""Reads a container's lines from CloudWatch Logs, starting where the last read ended.
 
-A page may be empty without being the last. The last page returns the token that was sent. A group
-or stream that does not exist yet has no lines yet. Source:
-https://docs.aws.amazon.com/AmazonCloudWatchLogs/latest/APIReference/API_GetLogEvents.html.
+A page may be empty without being the last; the last page returns the token that was sent. A group
+or stream that does not exist yet has no lines.
+
+Source: https://docs.aws.amazon.com/AmazonCloudWatchLogs/latest/APIReference/API_GetLogEvents.html
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ def _routes(calls: Calls, subnet: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _public(config: Config, subnet: Mapping[str, Any], inputs: Inputs) -> bool:
-    """Tells whether a node gets a public address. EC2 assigns none to an instance with several
+    """Returns whether a node gets a public address. EC2 assigns none to an instance with several
     network interfaces.
     """
     is_alone = inputs.plain == "yes" or len(interfaces(config.fleet.instance_type or "")) == 1

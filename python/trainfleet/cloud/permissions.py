@@ -209,7 +209,7 @@ def refused(
 
 
 def _services(config: Config, inputs: Inputs) -> Iterator[str]:
-    """Yields the services that need a service-linked role, which AWS creates for the first use."""
+    """Yields the services that need a service-linked role, which AWS creates on first use."""
     yield from inputs.kind.services
     if _makes_file_system(config, inputs):
         yield FSX
@@ -224,13 +224,13 @@ def _linked(inputs: Inputs, name: str) -> str:
 
 
 def _principal(arn: str) -> str:
-    """Returns the ARN of a user, or of the role of a session."""
+    """Returns the ARN of the user, or of the session's role."""
     head, _, name = arn.partition(":assumed-role/")
     return f"{head.replace(':sts:', ':iam:')}:role/{name.partition('/')[0]}" if name else arn
 
 
 def unsure(error: CloudError) -> bool:
-    """Tells whether the caller may not use the simulator, or the simulator does not find its role,
-    such as a role with a path.
+    """Returns whether the caller may not use the simulator, or the simulator does not find the
+    caller's role, such as a role with a path.
     """
     return error.code in UNSURE

@@ -39,13 +39,13 @@ GIB_MONTH, HOUR, GB, FREE = (_LISTED[per] for per in ("gib_month", "hour", "gb",
 
 @dataclass(frozen=True)
 class Price:
-    """A price in US dollars an hour, None if unknown; and its source."""
+    """A price in US dollars per hour (None: unknown), and its source."""
 
     usd: float | None
     source: str
 
     def times(self, count: int) -> float | None:
-        """Returns the price of `count` units, in US dollars an hour."""
+        """Returns the price of `count` units, in US dollars per hour."""
         return None if self.usd is None else self.usd * count
 
 
@@ -77,16 +77,17 @@ class Prices:
     known: dict[tuple[str, str], Price] = field(default_factory=dict)
 
     def instance(self, name: str, capacity: str = "on-demand", zone: str = "") -> Price:
-        """Returns the price of one EC2 machine; 0 in a capacity block, which is paid in advance."""
+        """Returns the price of one EC2 machine. A capacity block's machines cost 0, because the
+        block is prepaid.
+        """
         if capacity == "block":
             return Price(0.0, PAID)
         kind = "spot" if capacity == "spot" else "on-demand"
         return self._priced(name, kind, zone)
 
     def training(self, name: str, is_reserved: bool = False) -> Price:
-        """Returns the price of one SageMaker machine; 0 in a training plan, paid in advance.
-
-        Managed spot costs less.
+        """Returns the price of one SageMaker machine. A training plan's machines cost 0, because
+        the plan is prepaid. Managed spot costs less.
         """
         return Price(0.0, RESERVED) if is_reserved else self._priced(name, "training", "")
 
@@ -162,7 +163,7 @@ def dollars(text: Any, usage: str) -> Iterator[float]:
 
 
 def _spot(calls: Calls, name: str, zone: str) -> float | None:
-    """Returns the present spot price: the highest of the zones, or that of `zone`."""
+    """Returns the current spot price: the highest among the zones, or the price in `zone`."""
     request: dict[str, Any] = {
         "InstanceTypes": [name],
         "ProductDescriptions": ["Linux/UNIX"],
@@ -211,7 +212,7 @@ def stored(kind: str, size: float) -> tuple[str, float | None]:
 
 
 def _image(row: Row) -> tuple[str, float | None]:
-    """Prices a container image. Configs that share an image pay equal parts."""
+    """Prices a container image. Configs that share an image split its cost equally."""
     others = len(row.get("imageTags", ())) - 1
     what, usd = stored("image", float(row.get("imageSizeInBytes", 0)))
     shared = f", shared with {others} other config{'s' * (others > 1)}" if others else ""
@@ -234,7 +235,7 @@ def _instance(row: Row) -> tuple[str, float | None]:
 
 
 def _training_job(row: Row) -> tuple[str, float | None]:
-    """Prices a training job. An ended job costs only the machines of its warm pool."""
+    """Prices a training job. A finished job costs only its warm pool."""
     machines, state = row.get("ResourceConfig"), str(row["TrainingJobStatus"])
     if not machines:
         return state, 0.0

@@ -1,4 +1,4 @@
-"""Checks an account's quotas, and names the command that requests more."""
+"""Checks an account's quotas, and suggests the command that requests an increase."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _others(config: Config, calls: Calls, quota: Quota, capacity: str) -> Iterat
 
 
 def mine(config: Config, calls: Calls) -> int:
-    """Counts this fleet's nodes that are starting or running."""
+    """Returns the number of this fleet's nodes that are starting or running."""
     return sum(
         row["InstanceType"] == config.fleet.instance_type
         and row["State"]["Name"] in ("pending", "running")
@@ -173,6 +173,6 @@ def value(calls: Calls, service: str, quota: Quota) -> float | None:
 
 
 def request_more(region: str, service: str, code: str, wanted: float) -> str:
-    """Returns the command that requests a larger quota."""
+    """Returns the command that requests a quota increase."""
     what = f"--service-code {service} --quota-code {code} --desired-value {wanted:.0f}"
     return f"aws service-quotas request-service-quota-increase {what} --region {region}"

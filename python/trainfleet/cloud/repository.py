@@ -25,12 +25,14 @@ GONE = "RepositoryNotFoundException"
 
 
 def held_as(config: str, image: str) -> str:
-    """Returns the tag by which a config holds an image; ECR allows 128 characters."""
+    """Returns the tag that holds an image for a config. ECR allows 128 characters."""
     return f"{slug(config)}.{image}"
 
 
 def pulled(config: Config, inputs: Inputs) -> str | None:
-    """Returns the ARN of the repository with the config's image; None if it is not in ECR."""
+    """Returns the ARN of the repository with the config's image, or None if the image is not in
+    ECR.
+    """
     image = config.fleet.container
     if image == BUILD:
         return _arn(inputs.partition, inputs.region, inputs.account, NAME)

@@ -49,17 +49,21 @@ def tags_of(listed: Any) -> dict[str, str]:
 
 
 def is_ours(tags: Mapping[str, str], config: str | None) -> bool:
-    """Tells whether this program made a resource: for `config`, or without it for any config."""
+    """Returns whether this program created a resource for `config`. A null `config` accepts any
+    config.
+    """
     return tags.get(PROJECT) == OURS and config in (None, tags.get(CONFIG))
 
 
 def has_our_tags(row: Row, config: str) -> bool:
-    """Tells whether a row of EC2 or FSx has the tags of the config with this name."""
+    """Returns whether an EC2 or FSx entry has this config's tags."""
     return is_ours(tags_of(row.get("Tags")), config)
 
 
 def is_gone(error: CloudError) -> bool:
-    """Tells whether AWS reports that a resource does not exist, such as after it was listed."""
+    """Returns whether the error means that a resource no longer exists, such as after it was
+    listed.
+    """
     return "NotFound" in error.code or error.code in (
         "NoSuchEntity",
         "NoSuchBucket",
@@ -68,7 +72,7 @@ def is_gone(error: CloudError) -> bool:
 
 
 def tags_from(ask: Callable[[], Any]) -> dict[str, str]:
-    """Returns the tags that `ask` requests; empty if the resource does not exist any more."""
+    """Returns the tags that `ask` requests, or {} if the resource no longer exists."""
     try:
         return tags_of(ask())
     except CloudError as error:
@@ -133,7 +137,7 @@ def _roles(calls: Calls, config: str | None) -> Things:
 def _profiles(calls: Calls, config: str | None) -> Things:
     """Yields instance profiles, which CloudFormation does not tag.
 
-    The role of a profile tells whether it is ours; without a role, its name does.
+    The profile's role determines whether it is ours, or its name if it has no role.
     """
     for row in calls.pages("iam", "ListInstanceProfiles", "InstanceProfiles"):
         name = row["InstanceProfileName"]
@@ -147,7 +151,7 @@ def _profiles(calls: Calls, config: str | None) -> Things:
 
 
 def _is_here(calls: Calls, tags: Mapping[str, str]) -> bool:
-    """Tells whether the stack of a resource without a region, by its tag, is in this region."""
+    """Returns whether a regionless resource's stack, which its tag names, is in this region."""
     parts = tags.get("aws:cloudformation:stack-id", "").split(":")
     return len(parts) < 4 or parts[3] == calls.region
 

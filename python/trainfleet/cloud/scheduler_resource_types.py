@@ -67,7 +67,7 @@ def _jobs(calls: Calls, config: str | None) -> Things:
 
 
 def costs(row: Row) -> bool:
-    """Tells whether a training job has machines, or keeps machines in its warm pool."""
+    """Returns whether a training job runs machines or keeps them in its warm pool."""
     return row["TrainingJobStatus"] not in ENDED or _is_warm(row)
 
 

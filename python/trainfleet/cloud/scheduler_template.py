@@ -3,9 +3,9 @@ all their jobs share. The stack has no nodes, because the scheduler makes them.
 
 Batch: a network, a compute environment and its queue. The environment's launch template has every
 EFA interface, in one placement group. SageMaker makes machines itself and needs a role. Both: the
-roles of containers, and a log group. ParallelCluster: a network. Job definitions are not part of
-the stack: a definition names the image, so it is registered with the job
-(backends/batch_request.py).
+roles of containers, and a log group. ParallelCluster: a network with a private subnet in each of
+fleet.aws.zones and, with several zones, the file system. Job definitions are not part of the stack,
+because a definition names the image. So it is registered with the job (backends/batch_request.py).
 
 Tested: every instance type passes cfn-lint and our own rules. Not tested: no stack of it has been
 made in an account.
@@ -32,6 +32,7 @@ from .template_parts import (
     Resources,
     allow,
     attribute,
+    fixed,
     keys,
     network,
     pulls,
@@ -42,10 +43,11 @@ from .template_parts import (
     subnet,
     walls,
 )
-from .template_storage import logs
+from .template_storage import file_system, logs, makes_file_system
 
 GRACE = 110  # seconds from SIGTERM to SIGKILL, for ranks to save a checkpoint and exit
 TASKS_OWN = 1  # network interfaces that ECS adds on card 0 for a task of a multi-node job
+SUBNET = "AWS::EC2::Subnet"
 # Root device, and its least size in GiB: ECS pulls training images, which are large, to it.
 ROOT, DISK = ("/dev/xvda", 300)
 BOUNDARY = "==TRAINFLEET=="
@@ -78,15 +80,17 @@ def template(config: Config, inputs: Inputs, scheduler: str) -> dict[str, Any]:
     if "Log" in made:
         values["LogGroup"] = ref("Log")
     if SCHEDULERS[scheduler].by_ssh:
-        subnets = [name for name in ("Private", "Public") if f"{name}Subnet" in made]
-        values |= {name: ref(f"{name}Subnet") for name in subnets}
+        subnets = [name for name in made if made[name]["Type"] == SUBNET]
+        values |= {name.removesuffix("Subnet"): ref(name) for name in subnets}
+    if "FileSystem" in made:
+        values |= {name: attribute("FileSystem", name) for name in ("DNSName", "LustreMountName")}
     outputs = {name: {"Value": value} for name, value in values.items()}
     about = f"trainfleet {config.fleet_name}: {scheduler} on {config.fleet.instance_type}"
     return assemble(config, inputs, made, outputs, about)
 
 
 def batch(config: Config, inputs: Inputs) -> Resources:
-    """Makes the resources for AWS Batch's multi-node jobs."""
+    """Builds the resources for AWS Batch's multi-node jobs."""
     name, group = stack_name(config), placement(config, inputs)
     return {
         **network(config, inputs), **walls(config, inputs), **logs(config), **together(config),
@@ -100,7 +104,7 @@ def batch(config: Config, inputs: Inputs) -> Resources:
 
 
 def _tokenizing(config: Config, inputs: Inputs) -> Resources:
-    """Makes the launch template, environment and queue of the machines that tokenize."""
+    """Builds the launch template, environment and queue for tokenizing."""
     name, own = tokenizing_queue(config), replace(inputs, image=inputs.tokenizing)
     return _queue(tokenizing(config), own, (f"{name}-nodes", name), None, "Tokenizing")
 
@@ -108,7 +112,9 @@ def _tokenizing(config: Config, inputs: Inputs) -> Resources:
 def _queue(
     config: Config, inputs: Inputs, names: Sequence[str], group: Any, prefix: str = ""
 ) -> Resources:
-    """Makes a launch template, its environment and queue. `names`: of environment and queue."""
+    """Builds a launch template with its environment and queue. `names`: the environment's and the
+    queue's.
+    """
     row, tags = node_types.INSTANCE_TYPES[config.fleet.instance_type or ""], tags_of(config, inputs)
     return {
         f"{prefix}Template": resource(
@@ -151,7 +157,7 @@ def _queue(
 
 
 def sagemaker(config: Config, inputs: Inputs) -> Resources:
-    """Makes the role of SageMaker's training jobs."""
+    """Builds the role of SageMaker's training jobs."""
     return {
         **logs(config),
         "JobRole": role(inputs, "sagemaker.amazonaws.com", of_a_training_job(config, inputs)),
@@ -159,7 +165,9 @@ def sagemaker(config: Config, inputs: Inputs) -> Resources:
 
 
 def of_a_training_job(config: Config, inputs: Inputs) -> list[dict[str, Any]]:
-    """Returns the statements that a training job's role needs, in the stack or by the user."""
+    """Returns the policy statements that a training job's role needs, whether it is the stack's or
+    the user's.
+    """
     return [
         *statements(config, inputs),
         *pulls(config, inputs),
@@ -180,13 +188,24 @@ def of_a_start(config: Config, inputs: Inputs) -> list[dict[str, Any]]:
 
 
 def parallelcluster(config: Config, inputs: Inputs) -> Resources:
-    """Makes a cluster's network. The public subnet gives the head its public address, because
+    """Creates a cluster's network. The public subnet assigns the head's public address, because
     ParallelCluster does not.
+
+    With several zones, the network includes the file system.
     """
-    made = network(config, inputs)
+    made, zones = network(config, inputs), config.fleet.aws.zones
     if "PublicSubnet" in made:
         made["PublicSubnet"]["Properties"]["MapPublicIpOnLaunch"] = True
-    return made
+        for number, zone in enumerate((one for one in zones if one != inputs.zone), 1):
+            where = {"NAME": f"Private{number}", "THIRD": f"{16 * number}", "ZONE": zone}
+            made |= fixed("another zone", **where)
+    if len(zones) < 2 or not makes_file_system(config):
+        return made
+    # ParallelCluster creates no file system for subnets in several zones.
+    aws = replace(config.fleet.aws, bastion_type=None, allow_ssh_from=())
+    fsx = replace(config.fleet.fsx, s3_export=config.fleet.fsx.s3_export and bool(aws.bucket))
+    own = replace(config, fleet=replace(config.fleet, aws=aws, fsx=fsx))
+    return made | walls(own, inputs) | file_system(own, inputs) | fixed("lustre")
 
 
 NETWORK = "parallelcluster"
@@ -194,12 +213,12 @@ MAKERS = {"batch": batch, "sagemaker": sagemaker, NETWORK: parallelcluster}
 
 
 def _reads(config: Config, inputs: Inputs) -> list[dict[str, Any]]:
-    """Returns the statements for reading a job's secrets."""
+    """Returns the policy statements for reading a job's secrets."""
     return [_parameters(config, inputs), *_secrets(config)]
 
 
 def _parameters(config: Config, inputs: Inputs) -> dict[str, Any]:
-    """Returns the statement for SSM parameters with the config's secrets
+    """Returns the policy statement for the SSM parameters with the config's secrets
     (backends/aws_managed.py).
     """
     store = f"arn:{inputs.partition}:ssm:{inputs.region}:{inputs.account}"
@@ -208,7 +227,7 @@ def _parameters(config: Config, inputs: Inputs) -> dict[str, Any]:
 
 
 def _secrets(config: Config) -> Iterator[dict[str, Any]]:
-    """Yields the statement for secrets that the config names by ARN."""
+    """Yields the policy statement for secrets that the config names by ARN."""
     if arns := sorted({entry.partition("=")[2] for entry in config.fleet.secret_arns}):
         yield allow("secrets", arns)
 
@@ -235,8 +254,8 @@ def _image(inputs: Inputs, row: node_types.NodeType) -> dict[str, str]:
 
 
 def _data(config: Config, inputs: Inputs, tags: dict[str, str]) -> dict[str, Any]:
-    """Makes the launch template's data: every EFA interface, and no subnet, because the environment
-    sets the subnet.
+    """Builds the launch template's data: every EFA interface, but no subnet, because the
+    environment sets it.
     """
     root = inputs.root if config.fleet.aws.ami else ROOT
     return {
@@ -257,7 +276,7 @@ def _data(config: Config, inputs: Inputs, tags: dict[str, str]) -> dict[str, Any
 
 
 def user_data(config: Config) -> str:
-    """Writes the script that an instance runs before it takes jobs, as a multi-part MIME message,
+    """Returns the script that an instance runs before it accepts jobs, as a multipart MIME message
     to which Batch adds a part.
     """
     lines = [
@@ -315,7 +334,7 @@ class SchedulerStack(FleetStack):
         return (), (), []
 
     def outputs(self) -> dict[str, str]:
-        """Returns the stack's outputs by name. Raises CloudError without a stack."""
+        """Returns the stack's outputs by name. Raises CloudError if there is no stack."""
         state, what = self.stack.look(), "nothing is set up for this config"
         if state is None or not state.whole:
             condition = f"is {state.status}" if state else "does not exist"

@@ -17,7 +17,7 @@ from ..config.tables import read_table
 from ..config.tokenizing import tokenizing
 from ..config.types import Fsx, Queue
 from ..plan.estimate import Bill, BillStage
-from .instances import HEAD_GIB, capacity_of
+from .instances import HEAD_GIB, builds_first, capacity_of
 from .prices import GB, GIB_MONTH, OF_SAGEMAKER, TABLE, Price, Prices, by_table, of
 from .template_storage import has_file_system, makes_file_system
 
@@ -57,7 +57,7 @@ class Spending:
     lingers: float
 
     def bill(self, nodes: int) -> Bill | None:
-        """Returns the cost of a run on that many nodes; None if a price is unknown."""
+        """Returns the cost of a run on that many nodes, or None if a price is unknown."""
         own = hourly(row for row in self.rows if not row.shared)
         rest = hourly(row for row in self.rows if row.shared)
         if own is None or rest is None:
@@ -67,14 +67,15 @@ class Spending:
 
 def of_ec2(config: Config, prices: Prices | None = None, zone: str = "") -> Spending:
     """Prices a stack of EC2 instances, which are paid for from their creation."""
-    fleet, kind = config.fleet, config.fleet.node_type
+    fleet, kind, first = config.fleet, config.fleet.node_type, builds_first(config)
     before = {
         "file system": has_file_system(config),
+        "builder": first,
         "stack": True,
         "host keys": True,
         fleet.device: fleet.device in STAGES,
         "efa": kind and kind.efa and fleet.nodes > 1,
-        "python": not fleet.python,
+        "python": not fleet.python and not first,
         "start": True,
     }
     rows = tuple(_ec2_rows(config, prices or by_table(), zone))
@@ -138,7 +139,7 @@ def of_cluster(
 
 
 def hourly(found: Iterable[CostRow]) -> float | None:
-    """Returns the sum in US dollars an hour; None if a price is unknown."""
+    """Returns the sum in US dollars per hour, or None if a price is unknown."""
     costs = [row.usd for row in found]
     return None if None in costs else sum(filter(None, costs))
 
@@ -195,31 +196,31 @@ def _idle(config: Config) -> tuple[tuple[BillStage, ...], float]:
 
 
 def _nodes(count: int, what: str, each: Price) -> CostRow:
-    """Returns the row of the nodes. `each`: the price of one."""
+    """Returns the nodes' cost row. `each`: the price of one node."""
     return CostRow("nodes", count, what, each.times(count), each.source, shared=False)
 
 
 def volumes(count: int, size: int) -> CostRow:
-    """Returns the row of the nodes' disks. `size`: GiB of one."""
+    """Returns the cost row of the nodes' disks. `size`: GiB per disk."""
     usd = of("volume", "gp3", size * count)
     return CostRow("volumes", count, f"{size:,} GiB gp3", usd, TABLE, shared=False)
 
 
 def file_system(fsx: Fsx) -> CostRow:
-    """Returns the row of FSx for Lustre."""
+    """Returns the cost row of FSx for Lustre."""
     kind = deployment(fsx)
     what = f"FSx for Lustre, {fsx.size_gib:,} GiB {kind.replace('-', ', ')}"
     return CostRow("file system", 1, what, of("fsx", kind, fsx.size_gib), TABLE)
 
 
 def head(name: str, size: int, prices: Prices) -> CostRow:
-    """Returns the row of the head. `size`: GiB of its disk."""
+    """Returns the head's cost row. `size`: GiB of its disk."""
     price, disk = prices.instance(name), of("volume", "gp3", size) or 0.0
     return CostRow("head", 1, name, None if price.usd is None else price.usd + disk, price.source)
 
 
 def network(config: Config, addresses: int) -> Iterator[CostRow]:
-    """Yields the rows of the stack's network, if the stack makes one."""
+    """Yields the cost rows of the stack's network, if it creates one."""
     if not config.fleet.aws.vpc:
         what = f"NAT gateway; ${GB['nat']} for each GB through it; S3 traffic bypasses it"
         yield CostRow("NAT", 1, what, of("nat", "", 1), TABLE)

@@ -1,4 +1,4 @@
-"""Explains why a stack could not be made: what CloudFormation's reason means, and what to do."""
+"""Explains why a stack could not be created, and suggests the next step."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ ELSEWHERE = re.compile(
     r"not supported in your requested Availability Zone|is not supported in the.*zone|Unsupported",
     re.IGNORECASE,
 )
+LACKS_CAPACITY = "InsufficientCapacity"  # code of the error if a zone has no capacity
 MEANINGS = read_table(Path(__file__).with_name("stack_errors.yaml"))
 
 
@@ -33,7 +34,7 @@ def words_of(reason: str) -> str:
 
 
 def is_capacity(reason: str) -> bool:
-    """Tells whether the zone lacks capacity or the type, which another zone may have."""
+    """Returns whether the zone lacks capacity or the type, in which case another zone may help."""
     return bool(CAPACITY.search(reason) or ELSEWHERE.search(reason))
 
 
@@ -46,7 +47,7 @@ def explain(event: StackEvent | None, what: str, where: str) -> CloudError:
     if is_capacity(event.reason):
         why = f"AWS has no capacity for this instance type now: {said}"
         then = "set other fleet.aws.zones, try later, or use a reservation (fleet.aws.capacity)"
-        return CloudError(what, where=where, why=why, next=then, code="InsufficientCapacity")
+        return CloudError(what, where=where, why=why, next=then, code=LACKS_CAPACITY)
     why = f"{event.logical}, {kind}: {said}"
     then = "fix what AWS reports, then run make setup again"
     for row in MEANINGS:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,11 +19,11 @@ from ..trust.errors import CloudError, NotAsked
 from . import checks, clock, discovery, template
 from .calls import Calls, region_of
 from .cloudformation import Change, CloudFormationStack, Show, StackState, compare
-from .instances import NODE, capacity_of
+from .instances import BUILDER, BUILDER_TYPE, NODE, builds_first, capacity_of
 from .inventory import BESIDE, OwnedResource, find, surely
 from .resource_types import has_our_tags, instances
 from .resource_types import tags_of as tags
-from .stack_errors import explain, is_capacity
+from .stack_errors import LACKS_CAPACITY, explain, is_capacity
 from .sweep import Say, Sweep
 from .template_inputs import Inputs, stack_name, tags_of
 
@@ -33,7 +33,9 @@ AGAIN = 5.0  # seconds between two polls
 # Seconds before a capacity block's end when EC2 begins to end its instances. Source: EC2 user
 # guide, "Capacity Blocks for ML".
 BLOCK_ENDS = 1800.0
+BUILDER_SLOT = -1
 GOOD = ("pending", "running", "stopping", "stopped")
+OTHERS = {"Head": None, BUILDER: BUILDER_SLOT}  # instances that are not nodes
 BROKEN = (
     "CREATE_FAILED",
     "ROLLBACK_COMPLETE",
@@ -45,7 +47,9 @@ BROKEN = (
 
 @dataclass(frozen=True)
 class StackNode:
-    """One of our instances: its slot (None: the head), id, state, zone and addresses."""
+    """One of our instances: slot (None: the head; BUILDER_SLOT: the machine that builds the Python
+    environment), ID, state, zone and addresses.
+    """
 
     slot: int | None
     id: str
@@ -94,9 +98,9 @@ class FleetStack:
         for row in instances(self.calls, self.config.fleet_name):
             logical = tags(row.get("Tags")).get(LOGICAL, "")
             slot = re.fullmatch(rf"{NODE}([0-9]{{1,6}})", logical)
-            if slot or logical == "Head":
+            if slot or logical in OTHERS:
                 node = StackNode(
-                    int(slot[1]) if slot else None,
+                    int(slot[1]) if slot else OTHERS[logical],
                     row["InstanceId"],
                     row["State"]["Name"],
                     row.get("PrivateIpAddress", ""),
@@ -110,15 +114,26 @@ class FleetStack:
         return [node for node in self.everyone() if node.state == "running"]
 
     def nodes(self) -> list[StackNode]:
-        """Returns the running nodes by slot, which is the order of their ranks."""
-        return [node for node in self._running() if node.slot is not None]
+        """Returns the running nodes by slot, which is the rank order."""
+        return [node for node in self._running() if node.slot not in OTHERS.values()]
+
+    def builder(self) -> list[StackNode]:
+        """Returns the running machine that builds the Python environment, or []."""
+        return [node for node in self._running() if node.slot == BUILDER_SLOT]
+
+    def begun(self) -> bool:
+        """Returns whether the stack has a machine that builds the Python environment, and no nodes
+        yet.
+        """
+        alive = builds_first(self.config) and self.builder()
+        return bool(alive) and BUILDER in self.stack.resources()
 
     def head(self) -> StackNode | None:
         """Returns the machine through which SSH reaches the nodes, if the fleet has one."""
         return next((node for node in self._running() if node.slot is None), None)
 
     def mount(self) -> tuple[str, str] | None:
-        """Returns the file system's DNS and mount names (fleet.fsx); None without one."""
+        """Returns the file system's DNS and mount names (fleet.fsx). None without a file system."""
         for row in self.calls.pages("fsx", "DescribeFileSystems", "FileSystems"):
             is_usable = row["Lifecycle"] == "AVAILABLE"
             if is_usable and has_our_tags(row, self.config.fleet_name):
@@ -126,7 +141,9 @@ class FleetStack:
         return None
 
     def ends(self) -> float | None:
-        """Returns when EC2 begins to end the capacity block's instances; None without a block."""
+        """Returns when EC2 starts to terminate the capacity block's instances, or None without a
+        block.
+        """
         named = self.config.fleet.aws.reservation
         if capacity_of(self.config) != "block" or named is None:
             return None
@@ -147,18 +164,20 @@ class FleetStack:
     # Creation
 
     def make(self, bad: Collection[str], show: Show, say: Say) -> None:
-        """Makes the config's number of nodes and replaces those in `bad` (instance ids).
+        """Creates the configured number of nodes, and replaces those in `bad` (instance IDs).
 
-        All other nodes stay. Raises CloudError if a resource can't be made.
+        Other nodes stay unchanged. Raises CloudError if a resource can't be created.
         """
         state = self._at_rest(show, say)
         if state is None:
-            self._create(show, say)
+            self._create(discovery.zones(self.config, self.calls), show, say)
         else:
             self._change(state, bad, show, say)
 
     def foresee(self, bad: Collection[str]) -> Foreseen:
-        """Predicts the first requests of `make`, and the stack's present and next template."""
+        """Predicts the first requests of `make`, and returns them with the stack's current and next
+        template.
+        """
         try:
             state = self.stack.look()
         except NotAsked as error:
@@ -175,10 +194,19 @@ class FleetStack:
 
     def _first(self, inputs: Inputs, unasked: str = "") -> Foreseen:
         """Predicts the creation of a stack that does not exist yet."""
-        text = self.render(inputs)
-        body = self.stack.creation(text, tags_of(self.config, inputs), "one-for-each-command")
-        creation = ("cloudformation", "CreateStack", body)
-        return Foreseen(inputs, {}, json.loads(text), [creation], unasked)
+        text, begins = self.render(inputs), self.render(self._beginning(inputs))
+        body = self.stack.creation(begins, tags_of(self.config, inputs), "one-for-each-command")
+        requests = [("cloudformation", "CreateStack", body)]
+        if begins != text:
+            requests.append(("cloudformation", "UpdateStack", self.stack.change(text)))
+        return Foreseen(inputs, {}, json.loads(text), requests, unasked)
+
+    def _beginning(self, inputs: Inputs) -> Inputs:
+        """Returns the inputs of the stack's creation. Nodes follow in an update, if a cheap machine
+        first builds their Python environment.
+        """
+        first = not self.scheduler and builds_first(self.config)
+        return replace(inputs, slots=(), builds=True) if first else inputs
 
     def _at_rest(self, show: Show, say: Say) -> StackState | None:
         """Waits until no change is in progress. Returns the stack, or None if it must be created.
@@ -202,15 +230,16 @@ class FleetStack:
             raise CloudError(what, where=self.where, why=state.reason, next=then)
         return state
 
-    def _create(self, show: Show, say: Say) -> None:
-        zones = discovery.zones(self.config, self.calls)
+    def _create(self, zones: Sequence[str], show: Show, say: Say) -> None:
         slots = tuple(range(self.config.fleet.nodes))
         fleet = f"{len(slots)} x {self.config.fleet.instance_type}"
         for zone in zones:
             inputs = self._discover(zone, slots)
             self.check(inputs)
-            say(f"making the stack {self.stack.name} in {zone}: {fleet}")
-            text, token = self.render(inputs), secrets.token_hex(16)
+            begins = self._beginning(inputs)
+            first = f", after the Python environment on 1 x {BUILDER_TYPE}" * begins.builds
+            say(f"making the stack {self.stack.name} in {zone}: {fleet}{first}")
+            text, token = self.render(begins), secrets.token_hex(16)
             state = self.stack.create(text, tags_of(self.config, inputs), token)
             state, failed = self.stack.follow(state, show)
             if state.whole:
@@ -233,16 +262,43 @@ class FleetStack:
         adds_first = self.config.fleet.aws.capacity in ("on-demand", "spot")
         if not adds_first and set(wanted) - set(there):
             self._update(inputs, tuple(slot for slot in there if slot in wanted), show, say)
-        self._update(inputs, wanted, show, say)
+        if not there and any(node.slot == BUILDER_SLOT for node in everyone):
+            self._fill(inputs, wanted, show, say)
+        else:
+            self._update(inputs, wanted, show, say)
         stopped = [node.id for node in everyone if node.state == "stopped" and node.slot in wanted]
         if stopped:
             say(f"starting {', '.join(stopped)}, which had been stopped")
             self.calls("ec2", "StartInstances", InstanceIds=stopped)
 
+    def _fill(self, inputs: Inputs, slots: tuple[int, ...], show: Show, say: Say) -> None:
+        """Creates the first nodes of a stack, or begins the stack again in the next zone if this
+        one lacks capacity.
+        """
+        try:
+            self._update(inputs, slots, show, say)
+        except CloudError as error:
+            zones = discovery.zones(self.config, self.calls)
+            rest = zones[zones.index(inputs.zone) + 1 :] if inputs.zone in zones else []
+            if error.code != LACKS_CAPACITY or not rest:
+                raise
+            say(f"{error.why}; trying the next zone")
+            self._leave(say)
+            self._create(rest, show, say)
+
+    def _leave(self, say: Say) -> None:
+        """Removes a stack that never had nodes, and its file system, which has only the Python
+        environment.
+        """
+        made, kinds = set(self.stack.resources().values()), ("file system", "association")
+        sweep = Sweep(self.calls, self.stack, say)
+        sweep.pieces(lambda one: one.kind in kinds and one.id in made)
+        self.remove(False, say)
+
     def _wanted(
         self, bad: Collection[str]
     ) -> tuple[tuple[int, ...], tuple[int, ...], list[StackNode]]:
-        """Returns the wanted slots, the existing ones, and the instances in them."""
+        """Returns the desired slots, the existing slots, and the instances in them."""
         everyone = [node for node in self.everyone() if node.slot is not None]
         lost = {node.slot for node in everyone if node.id in bad or node.state not in GOOD}
         keep = [node.slot for node in everyone if node.slot is not None and node.slot not in lost]
@@ -289,13 +345,16 @@ class FleetStack:
     def where(self) -> str:
         return f"cloudformation in {self.calls.region}"
 
-    def await_nodes(self) -> list[StackNode]:
-        """Waits until the config's number of nodes run. Raises CloudError on timeout."""
+    def await_nodes(self, builder: bool = False) -> list[StackNode]:
+        """Waits until all of the config's nodes are running, or the machine that builds the Python
+        environment. Raises CloudError on timeout.
+        """
         deadline = clock.now() + UP_IN
-        while len(nodes := self.nodes()) < self.config.fleet.nodes:
+        count, find = (1, self.builder) if builder else (self.config.fleet.nodes, self.nodes)
+        while len(nodes := find()) < count:
             if clock.now() > deadline:
                 others = [node for node in self.everyone() if node.state != "running"]
-                what = f"{len(nodes)} of {self.config.fleet.nodes} nodes run after {UP_IN:.0f} s"
+                what = f"{len(nodes)} of {count} nodes run after {UP_IN:.0f} s"
                 why = ", ".join(f"{node.id} is {node.state}" for node in others)
                 where = f"ec2 in {self.calls.region}"
                 raise CloudError(what, where=where, why=why, next="run make setup again")
@@ -305,7 +364,7 @@ class FleetStack:
     # Removal
 
     def remove(self, purge: bool, say: Say) -> set[str]:
-        """Removes everything, but data only with `purge`. Returns the ids that stay."""
+        """Removes all resources, but data only with `purge`. Returns the IDs that stay."""
         sweep = Sweep(self.calls, self.stack, say)
         self.troubles = sweep.troubles
         sweep.end_instances()
@@ -326,7 +385,7 @@ class FleetStack:
         return stay
 
     def _reduce(self, say: Say) -> bool:
-        """Reduces the stack to its data and their network; tells whether it succeeded."""
+        """Reduces the stack to its data and their network. Returns whether it succeeded."""
         try:
             state = self.stack.look()
             if state and state.busy:
@@ -341,7 +400,7 @@ class FleetStack:
         return True
 
     def left(self) -> list[OwnedResource]:
-        """Returns this config's resources, confirmed by two equal listings."""
+        """Returns this config's resources after two listings have agreed."""
         return surely(self.calls, self.config.fleet_name)
 
 

@@ -3,8 +3,8 @@ gone.
 
 First the stack is deleted, because CloudFormation knows the order. Then other resources with our
 tags are removed one by one, such as those that the stack could not delete or had to keep. A
-resource that is still in use is tried again: the network interfaces of an instance or a file system
-disappear minutes after it. Resources without our tags are never removed.
+resource that is still in use is retried, because the network interfaces of an instance or a file
+system disappear minutes after it. Resources without our tags are never removed.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class Sweep:
         return state
 
     def _try(self, id_: str, act: Callable[[], object]) -> bool:
-        """Does one step; tells whether it succeeded. `troubles` gets the reason if it is denied or
-        must be tried again.
+        """Performs one step and returns whether it succeeded. If the step is denied or must be
+        retried, records the reason in `troubles`.
         """
         try:
             act()
@@ -91,7 +91,7 @@ class Sweep:
         return True
 
     def pieces(self, chosen: Callable[[OwnedResource], bool]) -> None:
-        """Removes the chosen resources, and repeats until they are gone or nothing moves."""
+        """Removes the chosen resources, and repeats until they are gone or no progress is made."""
         asked: set[str] = set()
         before, moved = None, clock.now()
         while left := [
@@ -119,7 +119,7 @@ class Sweep:
             asked.add(one.id)
 
     def end_instances(self) -> None:
-        """Terminates all instances at once, before the slower deletion of the stack."""
+        """Terminates all instances first, because deleting the stack takes longer."""
         self._try("instances", self._end_instances)
 
     def _end_instances(self) -> None:
@@ -139,7 +139,9 @@ def _is_going(one: OwnedResource) -> bool:
 
 
 def strangers(calls: Calls, found: Iterable[OwnedResource]) -> list[str]:
-    """Returns a line for each foreign network interface in our VPCs, which prevents deletion."""
+    """Returns one line per foreign network interface in our VPCs, because such interfaces block the
+    deletion.
+    """
     said = []
     for vpc in (one for one in found if one.kind == "VPC"):
         filters = [{"Name": "vpc-id", "Values": [vpc.id]}]

@@ -39,7 +39,7 @@ FIXED = {
 
 
 def render(config: Config, inputs: Inputs) -> str:
-    """Renders the template as JSON. Raises ConfigError if the template is too large."""
+    """Renders the template as JSON. Raises ConfigError if it is too large for CloudFormation."""
     text = json.dumps(template(config, inputs), separators=(",", ":"))
     if len(text) > MOST_BYTES:
         most = len(inputs.slots) - (len(text) - MOST_BYTES) // 200 - 1
@@ -59,8 +59,8 @@ def template(config: Config, inputs: Inputs) -> dict[str, Any]:
 def assemble(
     config: Config, inputs: Inputs, made: Resources, outputs: dict[str, Any], about: str
 ) -> dict[str, Any]:
-    """Returns a template of these resources, with our tags, and outputs. Its parameters are those
-    of FIXED that the resources or outputs refer to.
+    """Returns a template with these resources, our tags and the outputs. Its parameters are the
+    entries of FIXED that the resources or outputs reference.
     """
     for entry in made.values():
         if entry["Type"] not in UNTAGGED:
@@ -81,7 +81,9 @@ def assemble(
 
 
 def resources(config: Config, inputs: Inputs, tags: dict[str, str]) -> Resources:
-    """Returns all resources; with `inputs.kept` only those that hold data, and their network."""
+    """Returns all resources. With `inputs.kept`, returns only those that hold data, and their
+    network.
+    """
     kept = bucket(config, inputs) | file_system(config, inputs)
     if not inputs.kept or makes_file_system(config):
         kept |= network(config, inputs) | walls(config, inputs)
@@ -91,7 +93,7 @@ def resources(config: Config, inputs: Inputs, tags: dict[str, str]) -> Resources
 
 
 def outputs(config: Config, inputs: Inputs, made: Resources) -> dict[str, Any]:
-    """Returns the stack's outputs: names and addresses that exist only after its creation."""
+    """Returns the stack's outputs: names and addresses that exist only after creation."""
     values: dict[str, Any] = {
         "BucketName": bucket_of(config, inputs),
         "Made": ref("Created"),

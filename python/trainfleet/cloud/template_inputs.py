@@ -65,6 +65,7 @@ class Inputs:
     scheduler          a key of SCHEDULERS
     tokenizing         the machine image of data.tokenize_instance_type, if it is set
     kept               whether to keep only resources that hold data, and their network
+    builds             whether the stack has a cheap machine that builds the Python environment
     """
 
     region: str
@@ -80,6 +81,7 @@ class Inputs:
     group: str | None = None
     has_bucket: bool = False
     kept: bool = False
+    builds: bool = False
     partition: str = "aws"
     plain: str = "no"
     scheduler: str = ""
@@ -107,15 +109,15 @@ def cluster_name(config: Config) -> str:
 
 
 def tokenizing_queue(config: Config) -> str:
-    """Returns the queue of data.tokenize_instance_type's machines. The underscore prevents a clash
-    with any stack's name.
+    """Returns the queue for data.tokenize_instance_type. The underscore prevents a clash with any
+    stack's name.
     """
     return f"{stack_name(config)}_tokenize"
 
 
 def slug(name: str, most: int = 100) -> str:
-    """Returns a config's name in lower-case letters, digits and single hyphens. A hash of the
-    complete name follows if characters are lost.
+    """Returns a config's name in lowercase letters, digits and single hyphens. If characters are
+    lost, a hash of the full name follows.
     """
     plain = re.sub(r"[^a-z0-9]+", "-", name).strip("-")
     if plain == name and len(plain) <= most:
@@ -136,7 +138,7 @@ def own_tags(config: str) -> dict[str, str]:
 
 
 def pairs(tags: Mapping[str, str]) -> list[dict[str, str]]:
-    """Returns tags as the list of objects that most services use."""
+    """Returns tags as a list of Key/Value objects, the format of most services."""
     return [{"Key": key, "Value": value} for key, value in tags.items()]
 
 
@@ -157,5 +159,5 @@ def tags_of(config: Config, inputs: Inputs) -> dict[str, str]:
 
 
 def _fit(value: str) -> str:
-    """Returns a tag's value in the characters and the length that every service accepts."""
+    """Returns a tag value limited to the characters and length that every service accepts."""
     return re.sub(r"[^A-Za-z0-9 _.:/=+@-]", "-", value)[:256]

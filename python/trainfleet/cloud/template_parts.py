@@ -1,11 +1,12 @@
-"""Makes the template's network, security groups and roles.
+"""Builds the template's network, security groups and roles.
 
-The network is a VPC with a public and a private subnet in one zone, or the user's own. Roles allow
+The network is the user's own, or a VPC with a public and a private subnet in one zone. Roles allow
 only SSM, the config's buckets, its images and its log.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,9 @@ from .template_inputs import Inputs, bucket_of
 Resource = dict[str, Any]
 Resources = dict[str, Resource]
 
-WHOLE, PUBLIC, PRIVATE = "10.0.0.0/16", "10.0.0.0/24", "10.0.128.0/17"
-ANYWHERE, SSH = "0.0.0.0/0", 22
+ANYWHERE = "0.0.0.0/0"
 AGENT = "AmazonSSMManagedInstanceCore"  # AWS's managed policy for machines with an SSM agent
+RESOURCES: dict[str, Resources] = read_table(Path(__file__).with_name("template_resources.yaml"))
 ROLE_ACTIONS: dict[str, list[str]] = read_table(Path(__file__).with_name("role_actions.yaml"))
 
 
@@ -37,137 +38,47 @@ def resource(kind: str, **properties: Any) -> Resource:
     return {"Type": kind, "Properties": properties}
 
 
-def after(name: str, made: Resource) -> Resource:
-    """Returns the resource with a dependency on the resource of this name."""
-    return {**made, "DependsOn": name}
-
-
 def vpc(config: Config) -> Any:
-    """Returns the VPC's id, or a reference to the stack's VPC."""
+    """Returns the VPC's ID, or a reference to the stack's VPC."""
     return config.fleet.aws.vpc or ref("Vpc")
 
 
 def subnet(inputs: Inputs) -> Any:
-    """Returns the id of the nodes' subnet, or a reference to the stack's private subnet."""
+    """Returns the nodes' subnet ID, or a reference to the stack's private subnet."""
     return inputs.subnet or ref("PrivateSubnet")
 
 
+def fixed(name: str, **values: str) -> Resources:
+    """Returns resources from template_resources.yaml, with `values` in place of placeholders."""
+    text = json.dumps(RESOURCES[name])
+    for word, value in values.items():
+        text = text.replace(word, value)
+    found: Resources = json.loads(text)
+    return found
+
+
 def network(config: Config, inputs: Inputs) -> Resources:
-    """Makes the network; empty if the config names a VPC.
+    """Builds the network, or {} if the config names a VPC.
 
     A stack that only keeps data has no NAT gateway, because the gateway costs money.
     """
     if config.fleet.aws.vpc:
         return {}
-    private = {
-        "Vpc": resource(
-            "AWS::EC2::VPC", CidrBlock=WHOLE, EnableDnsSupport=True, EnableDnsHostnames=True
-        ),
-        "PrivateSubnet": resource(
-            "AWS::EC2::Subnet", VpcId=ref("Vpc"), CidrBlock=PRIVATE, AvailabilityZone=ref("Zone")
-        ),
-        "PrivateRoutes": resource("AWS::EC2::RouteTable", VpcId=ref("Vpc")),
-        "PrivateRoutesOfSubnet": _of_subnet("Private"),
-        "S3Endpoint": resource(
-            "AWS::EC2::VPCEndpoint",
-            VpcId=ref("Vpc"),
-            VpcEndpointType="Gateway",
-            ServiceName=f"com.amazonaws.{inputs.region}.s3",
-            RouteTableIds=[ref("PrivateRoutes")],
-        ),
-    }
-    return private if inputs.kept else private | _way_out()
-
-
-def _way_out() -> Resources:
-    """Makes the public subnet with the NAT gateway, the private nodes' way to the Internet."""
-    address = attribute("NatAddress", "AllocationId")
-    return {
-        "Gateway": resource("AWS::EC2::InternetGateway"),
-        "GatewayOfVpc": resource(
-            "AWS::EC2::VPCGatewayAttachment", VpcId=ref("Vpc"), InternetGatewayId=ref("Gateway")
-        ),
-        "PublicSubnet": resource(
-            "AWS::EC2::Subnet", VpcId=ref("Vpc"), CidrBlock=PUBLIC, AvailabilityZone=ref("Zone")
-        ),
-        "PublicRoutes": resource("AWS::EC2::RouteTable", VpcId=ref("Vpc")),
-        "PublicRoutesOfSubnet": _of_subnet("Public"),
-        "PublicWay": after("GatewayOfVpc", _route("Public", GatewayId=ref("Gateway"))),
-        "NatAddress": after("GatewayOfVpc", resource("AWS::EC2::EIP", Domain="vpc")),
-        "Nat": after(
-            "PublicWay",
-            resource("AWS::EC2::NatGateway", SubnetId=ref("PublicSubnet"), AllocationId=address),
-        ),
-        "PrivateWay": _route("Private", NatGatewayId=ref("Nat")),
-    }
-
-
-def _route(name: str, **way: Any) -> Resource:
-    return resource(
-        "AWS::EC2::Route", RouteTableId=ref(f"{name}Routes"), DestinationCidrBlock=ANYWHERE, **way
-    )
-
-
-def _of_subnet(name: str) -> Resource:
-    kind = "AWS::EC2::SubnetRouteTableAssociation"
-    return resource(kind, SubnetId=ref(f"{name}Subnet"), RouteTableId=ref(f"{name}Routes"))
+    private = fixed("private", REGION=inputs.region)
+    return private if inputs.kept else private | fixed("way out")
 
 
 def walls(config: Config, inputs: Inputs) -> Resources:
-    """Makes the security groups.
-
-    EFA needs a group that allows all traffic to and from itself. A rule for all outgoing traffic is
-    not enough.
-    """
-    text = f"trainfleet {config.fleet_name}: nodes and file system, open to each other"
-    out = [{"IpProtocol": "-1", "CidrIp": ANYWHERE, "Description": "packages, images, S3, SSM"}]
-    group: dict[str, Any] = {
-        "GroupId": ref("Wall"),
-        "IpProtocol": "-1",
-        "Description": "EFA, Lustre and the ranks themselves",
-    }
-    found = {
-        "Wall": resource(
-            "AWS::EC2::SecurityGroup",
-            VpcId=vpc(config),
-            GroupDescription=text,
-            SecurityGroupEgress=out,
-        ),
-        "WallIn": resource(
-            "AWS::EC2::SecurityGroupIngress", **group, SourceSecurityGroupId=ref("Wall")
-        ),
-        "WallOut": resource(
-            "AWS::EC2::SecurityGroupEgress", **group, DestinationSecurityGroupId=ref("Wall")
-        ),
-    }
-    aws = config.fleet.aws
-    if inputs.kept:
-        return found
-    if aws.bastion_type:
-        text = f"trainfleet {config.fleet_name}: the head node"
-        way = _ssh("Wall", "the head node") | {"SourceSecurityGroupId": ref("HeadWall")}
-        found["HeadWall"] = resource(
-            "AWS::EC2::SecurityGroup",
-            VpcId=vpc(config),
-            GroupDescription=text,
-            SecurityGroupEgress=out,
-        )
-        found["WallFromHead"] = resource("AWS::EC2::SecurityGroupIngress", **way)
-    outer = "HeadWall" if aws.bastion_type else "Wall"
-    for number, addresses in enumerate(aws.allow_ssh_from):
-        way = _ssh(outer, "you") | {"CidrIp": addresses}
-        found[f"SshFrom{number}"] = resource("AWS::EC2::SecurityGroupIngress", **way)
+    """Creates the security groups and the rules that open SSH."""
+    aws, title = config.fleet.aws, f"trainfleet {config.fleet_name}"
+    found, outer = fixed("walls", TITLE=title), "Wall"
+    if aws.bastion_type and not inputs.kept:
+        found, outer = found | fixed("head wall", TITLE=title), "HeadWall"
+    for number, addresses in enumerate(() if inputs.kept else aws.allow_ssh_from):
+        found |= fixed("ssh", NUMBER=str(number), GROUP=outer, ADDRESSES=addresses)
+    for name in {"Wall", outer}:
+        found[name]["Properties"]["VpcId"] = vpc(config)
     return found
-
-
-def _ssh(group: str, whom: str) -> dict[str, Any]:
-    return {
-        "GroupId": ref(group),
-        "IpProtocol": "tcp",
-        "FromPort": SSH,
-        "ToPort": SSH,
-        "Description": f"SSH from {whom}",
-    }
 
 
 def written(config: Config, inputs: Inputs) -> set[str]:
@@ -195,7 +106,7 @@ def _buckets(addresses: Iterable[str | None]) -> Iterator[str]:
 
 
 def roles(config: Config, inputs: Inputs) -> Resources:
-    """Makes the roles of nodes and head, with their instance profiles."""
+    """Builds the roles and instance profiles of nodes and head."""
     allowed = [*statements(config, inputs), *pulls(config, inputs)]
     found = {
         "NodeRole": role(inputs, "ec2.amazonaws.com", allowed, [AGENT]),
@@ -208,7 +119,7 @@ def roles(config: Config, inputs: Inputs) -> Resources:
 
 
 def statements(config: Config, inputs: Inputs) -> Iterator[dict[str, Any]]:
-    """Yields the statements that ranks need: data, checkpoints, log."""
+    """Yields the policy statements that ranks need: data, checkpoints and logs."""
     for access, buckets in (
         ("write", written(config, inputs)),
         ("read", only_read(config, inputs)),
@@ -221,7 +132,7 @@ def statements(config: Config, inputs: Inputs) -> Iterator[dict[str, Any]]:
 
 
 def pulls(config: Config, inputs: Inputs) -> Iterator[dict[str, Any]]:
-    """Yields the statements of a role that pulls the image itself."""
+    """Yields the policy statements of a role that pulls the image itself."""
     if source := pulled(config, inputs):
         yield allow("login", ["*"])
         yield allow("pull", [source])
@@ -253,14 +164,14 @@ def keys(config: Config, inputs: Inputs) -> Iterator[dict[str, Any]]:
 def allow(
     access: str, resources: list[Any], conditions: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Returns a statement with the actions of a row of role_actions.yaml."""
+    """Returns a statement that allows the actions in a row of role_actions.yaml."""
     return statement(ROLE_ACTIONS[access], resources, conditions)
 
 
 def statement(
     actions: list[str], resources: list[Any], conditions: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Returns a policy's statement that allows the actions."""
+    """Returns a policy statement that allows the actions."""
     allowed = {"Effect": "Allow", "Action": actions, "Resource": resources}
     return allowed | ({"Condition": conditions} if conditions else {})
 
@@ -268,7 +179,7 @@ def statement(
 def role(
     inputs: Inputs, service: str, allowed: Iterable[dict[str, Any]], managed: Iterable[str] = ()
 ) -> Resource:
-    """Makes a role that `service` assumes. `managed`: names of AWS's managed policies."""
+    """Builds a role that `service` assumes. `managed`: names of AWS managed policies."""
     trust = {"Effect": "Allow", "Action": ["sts:AssumeRole"], "Principal": {"Service": [service]}}
     made = resource(
         "AWS::IAM::Role", AssumeRolePolicyDocument={"Version": "2012-10-17", "Statement": [trust]}

@@ -22,30 +22,27 @@ from ..config.types import Fsx
 from ..hardware import node_types
 from ..trust.untrusted_input import show
 from .template_inputs import Inputs, bucket_of, slug
-from .template_parts import Resource, Resources, attribute, ref, resource, subnet
+from .template_parts import Resource, Resources, fixed, ref, resource, subnet
 
-LUSTRE = "2.15"  # CloudFormation's default is 2.10, which has no links to S3
 # keys of fleet.fsx for a new file system
 MADE = ("size_gib", "type", "throughput", "efa", "s3_import", "s3_export")
 SCRATCH_THROUGHPUT = 200  # MB/s per TiB of SCRATCH_2, without bursts
 # GiB of which the size must be a multiple with EFA, by MB/s per TiB
 EFA_STEPS = {125: 38400, 250: 19200, 500: 9600, 1000: 4800}
 STEP = 2400  # GiB of which the size must be a multiple without EFA
-# Data is never deleted with its stack.
-KEPT = {"DeletionPolicy": "RetainExceptOnCreate", "UpdateReplacePolicy": "Retain"}
-LOG_DAYS, PART_DAYS = 30, 7  # days until log events, and parts of unfinished uploads, expire
+LOG_DAYS = 30  # days until log events expire
 
 
 def makes_file_system(config: Config) -> bool:
-    """Tells whether the stack makes a file system: the shared folder is inside the mount point, and
-    the config names no existing file system.
+    """Returns whether the stack creates a file system: the shared folder is inside the mount point,
+    and the config names no existing file system.
     """
     fleet, folder = config.fleet, f"{config.fleet.shared_folder}/"
     return not fleet.fsx.dns_name and folder.startswith(f"{fleet.fsx.mount_point.rstrip('/')}/")
 
 
 def has_file_system(config: Config) -> bool:
-    """Tells whether the fleet has a file system of the stack. The head's config names it, and the
+    """Returns whether the fleet uses the stack's file system. The head's config names it and the
     hosts.
     """
     return makes_file_system(config) or bool(config.fleet.hosts and config.fleet.fsx.dns_name)
@@ -58,7 +55,7 @@ def throughput(fsx: Fsx) -> float:
 
 
 def refuse_size(fsx: Fsx) -> Iterator[tuple[str, str]]:
-    """Yields key and message for sizes that FSx does not offer."""
+    """Yields (key, message) for sizes that FSx does not offer."""
     size = fsx.size_gib
     if fsx.type == "scratch" and fsx.throughput != Fsx.throughput:
         have = f"scratch file systems have {SCRATCH_THROUGHPUT} MB/s per TiB"
@@ -76,7 +73,7 @@ def refuse_size(fsx: Fsx) -> Iterator[tuple[str, str]]:
 
 
 def refuse_unmade(fsx: Fsx) -> Iterator[tuple[str, str]]:
-    """Yields key and message for keys of a new file system if the stack makes none."""
+    """Yields (key, message) for keys of a new file system if the stack creates none."""
     why = "only for a new file system, but this config makes none; remove it"
     for name in MADE:
         if (value := getattr(fsx, name)) != getattr(Fsx, name):
@@ -88,39 +85,17 @@ def _near(size: int, step: int) -> int:
 
 
 def bucket(config: Config, inputs: Inputs) -> Resources:
-    """Makes the private, encrypted bucket; empty if the config names one, or an earlier bucket was
+    """Builds the private, encrypted bucket, or {} if the config names one or an earlier bucket was
     kept.
     """
     if config.fleet.aws.bucket or inputs.has_bucket:
         return {}
-    parts = {
-        "Id": "parts",
-        "Status": "Enabled",
-        "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": PART_DAYS},
-    }
-    encryption = {"ServerSideEncryptionByDefault": {"SSEAlgorithm": "AES256"}}
-    shut = dict.fromkeys(
-        ("BlockPublicAcls", "BlockPublicPolicy", "IgnorePublicAcls", "RestrictPublicBuckets"), True
-    )
     name = bucket_of(config, inputs)
-    made = resource(
-        "AWS::S3::Bucket",
-        BucketName=name,
-        BucketEncryption={"ServerSideEncryptionConfiguration": [encryption]},
-        PublicAccessBlockConfiguration=shut,
-        OwnershipControls={"Rules": [{"ObjectOwnership": "BucketOwnerEnforced"}]},
-        LifecycleConfiguration={"Rules": [parts]},
-    )
-    arn = f"arn:{inputs.partition}:s3:::{name}"
-    deny = {"Effect": "Deny", "Principal": "*", "Action": "s3:*", "Resource": [arn, f"{arn}/*"],
-            "Condition": {"Bool": {"aws:SecureTransport": "false"}}}  # fmt: skip
-    policy = {"Version": "2012-10-17", "Statement": [deny]}
-    owned = resource("AWS::S3::BucketPolicy", Bucket=ref("Bucket"), PolicyDocument=policy)
-    return {"Bucket": made | KEPT, "BucketPolicy": owned | KEPT}
+    return fixed("bucket", BUCKET=name, ARN=f"arn:{inputs.partition}:s3:::{name}")
 
 
 def file_system(config: Config, inputs: Inputs) -> Resources:
-    """Makes the file system and its links; empty if the stack makes none."""
+    """Builds the file system and its links, or {} if the stack creates none."""
     if not makes_file_system(config):
         return {}
     fsx = config.fleet.fsx
@@ -129,17 +104,13 @@ def file_system(config: Config, inputs: Inputs) -> Resources:
         lustre |= {"DeploymentType": "PERSISTENT_2", "PerUnitStorageThroughput": fsx.throughput}
         if fsx.efa:
             lustre |= {"EfaEnabled": True, "MetadataConfiguration": {"Mode": "AUTOMATIC"}}
-    made = resource(
-        "AWS::FSx::FileSystem",
-        FileSystemType="LUSTRE",
-        FileSystemTypeVersion=LUSTRE,
-        StorageType="SSD",
-        StorageCapacity=fsx.size_gib,
-        SubnetIds=[subnet(inputs)],
-        SecurityGroupIds=[attribute("Wall", "GroupId")],
-        LustreConfiguration=lustre,
-    )
-    return {"FileSystem": made | KEPT, **dict(_links(config, inputs))}
+    made = fixed("file system")
+    made["FileSystem"]["Properties"] |= {
+        "StorageCapacity": fsx.size_gib,
+        "SubnetIds": [subnet(inputs)],
+        "LustreConfiguration": lustre,
+    }
+    return made | dict(_links(config, inputs))
 
 
 def _links(config: Config, inputs: Inputs) -> Iterator[tuple[str, Resource]]:
@@ -176,7 +147,7 @@ def log_group(config: Config) -> str:
 
 
 def logs(config: Config) -> Resources:
-    """Makes the nodes' log group."""
+    """Builds the nodes' log group."""
     more = {"LogGroupName": log_group(config), "RetentionInDays": LOG_DAYS}
     return {"Log": resource("AWS::Logs::LogGroup", **more)}
 
@@ -192,7 +163,9 @@ COPY = "NVMe copy"
 
 @dataclass(frozen=True)
 class DataAccess:
-    """A way to read tokens: seconds to the first batch, bytes/s of all nodes, and its condition."""
+    """A way to read tokens: seconds to the first batch, total throughput in bytes/s, and what it
+    requires.
+    """
 
     name: str
     seconds: float
@@ -201,7 +174,7 @@ class DataAccess:
 
 
 def volume(config: Config) -> float:
-    """Returns the bytes of tokens that the run reads."""
+    """Returns the size of the tokens that the run reads, in bytes."""
     train = config.train
     tokens = train.steps * train.global_batch_size * (train.sequence_length + 1)
     return float(tokens) * _width(config)
@@ -212,13 +185,13 @@ def _width(config: Config) -> int:
 
 
 def node_rate(config: Config) -> float:
-    """Returns the bytes/s that a node reads from S3."""
+    """Returns a node's read throughput from S3, in bytes/s."""
     row = config.fleet.node_type
     return min(REQUEST * AT_ONCE, (row.network_gbps if row else 10) / 8 * 1e9)
 
 
 def ways(config: Config) -> Iterator[DataAccess]:
-    """Yields every way in which this fleet can read tokens."""
+    """Yields the ways in which this fleet can read tokens."""
     fleet, row, size = config.fleet, node_types.instance(config.fleet.instance_type), volume(config)
     none, path = (
         "no copy: make tokenize leaves the tokens there",
@@ -249,7 +222,7 @@ def choose(config: Config) -> tuple[DataAccess, str]:
 
 
 def copies(config: Config) -> bool:
-    """Tells whether each node first copies the dataset to its disks (data/local_copy.py)."""
+    """Returns whether each node first copies the dataset to its disks (data/local_copy.py)."""
     return bool(config.data.tokenized_path) and choose(config)[0].name == COPY
 
 

@@ -149,9 +149,8 @@ class Family:
         return self.xla and self.rotary
 
     def guesses(self, sequence_length: int) -> int:
-        """Returns the number of predicted tokens per sequence, over which the loss is averaged.
-
-        It is the same for every sequence, so means of means are exact.
+        """Returns the number of predicted tokens per sequence, over which the loss is averaged. It
+        is the same for every sequence, so means of means are exact.
         """
         return sequence_length if self.causal else max(1, round(MASKED * sequence_length))
 

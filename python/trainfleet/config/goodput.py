@@ -9,17 +9,16 @@ repeated work on average, plus the restart. The best interval balances both cost
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from math import expm1, sqrt
+from pathlib import Path
+from statistics import median
 
 from .derive import Derived
 from .sizes import count_parameters
+from .tables import read_table
 from .types import Config
 
-# Job-stopping failures per device-hour, including the device's link and its share of the host. 419
-# unexpected interruptions of 16,384 H100s in 54 days (Llama 3, arXiv:2407.21783, 3.3.4) give
-# 2.0e-5. 6.5 failures per 1,000 node-days of 8 A100s (Kokolis et al. 2024, arXiv:2410.21680) give
-# 3.4e-5. Rates for Trainium are not published.
-FAILURES = 2.0e-5
 NOTICED = 12.3  # seconds to detect a fault, the maximum in docs/evidence/faults.md
 # Seconds from detection to the first step, excluding the checkpoint read. Small models take 9 to 13
 # s (docs/evidence/faults.md). Large models also compile.
@@ -35,6 +34,54 @@ LEAST, MOST = 1, 60  # bounds of the checkpoint interval in minutes
 
 
 @dataclass(frozen=True)
+class FailureRate:
+    """A published number of failures that stopped jobs: in so many hours of `devices` devices."""
+
+    accelerator: str
+    failures: float
+    devices: int
+    hours: float
+    source: str
+    year: int
+
+    @property
+    def per_hour(self) -> float:
+        """Returns the failures per device-hour."""
+        return self.failures / (self.devices * self.hours)
+
+
+@cache
+def rates() -> tuple[FailureRate, ...]:
+    """Returns the published failure rates."""
+    return tuple(
+        FailureRate(**row) for row in read_table(Path(__file__).with_name("failure_rates.yaml"))
+    )
+
+
+@cache
+def failures_of(device: str) -> tuple[float, str]:
+    """Returns the failures per device-hour, and their source: the median of the rates published for
+    this accelerator, otherwise of all.
+    """
+    same = [row for row in rates() if device.startswith(row.accelerator)]
+    per_hour = median(row.per_hour for row in same or rates())
+    if len(same) == 1:
+        return per_hour, f"{same[0].accelerator}: {same[0].source}"
+    of = same[0].accelerator if same else "other devices, because this one has none"
+    return per_hour, f"median of {len(same or rates())} published rates of {of}"
+
+
+def between_failures(config: Config) -> float:
+    """Returns the mean seconds between failures of the job."""
+    return 3600 / (failures_of(_device(config))[0] * config.world_size)
+
+
+def _device(config: Config) -> str:
+    device = config.fleet.rank_device
+    return device.name if device else ""
+
+
+@dataclass(frozen=True)
 class Goodput:
     """Predicted goodput, with its inputs.
 
@@ -44,6 +91,7 @@ class Goodput:
         interval: Seconds between checkpoints.
         restart: Seconds to restart after a failure.
         stall: Seconds for which a save blocks the ranks.
+        source: Source of the failure rate.
     """
 
     share: float
@@ -51,6 +99,7 @@ class Goodput:
     interval: float
     restart: float
     stall: float
+    source: str
 
     def at(self, interval: float) -> float:
         """Returns the useful fraction with `interval` seconds between checkpoints."""
@@ -61,7 +110,7 @@ def foresee(config: Config, step: float) -> Goodput:
     """Predicts a run's goodput at its configured checkpoint interval. `step` is the step time in
     seconds.
     """
-    between = 3600 / (FAILURES * config.world_size)
+    between = between_failures(config)
     restart = (
         NOTICED + RESTART + STATE * count_parameters(config.model) / config.fleet.nodes / STORE
     )
@@ -69,7 +118,7 @@ def foresee(config: Config, step: float) -> Goodput:
     interval = min(whole, checkpoint.every_seconds or checkpoint.every_steps * step or whole)
     stall = stall_of(config)
     useful = share(between, interval, stall, restart)
-    return Goodput(useful, between, interval, restart, stall)
+    return Goodput(useful, between, interval, restart, stall, failures_of(_device(config))[1])
 
 
 def saving_of(config: Config) -> float:
@@ -100,7 +149,7 @@ def with_interval(config: Config) -> tuple[Config, list[Derived]]:
     """
     if config.checkpoint.every != "auto":
         return config, []
-    between, stall = 3600 / (FAILURES * config.world_size), stall_of(config)
+    between, stall = between_failures(config), stall_of(config)
     every = f"{best_minutes(between, stall)} min"
     why = (
         f"loses the least time if one of {config.world_size} ranks fails every "

@@ -117,12 +117,12 @@ def _undecided(config: Config, asked: set[str]) -> Config:
 
 @lru_cache(maxsize=64)  # `make plan` searches several node counts more than once
 def _ranked(config: Config, asked: frozenset[str], device: Accelerator) -> tuple[Choice, ...]:
-    room, found = usable_bytes(device), []
+    room, found, speed = usable_bytes(device), [], as_device(config, device)
     for candidate in candidates(config, asked, device):
         for sized in sizes_of(candidate, asked):
             if (bytes_ := needs(sized)) > room:
                 break
-            found.append(Choice(sized, bytes_, step_of(work_of(sized), as_device(sized, device))))
+            found.append(Choice(sized, bytes_, step_of(work_of(sized), speed)))
     return tuple(sorted(found, key=lambda choice: (choice.seconds, choice.division)))
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain
 from math import prod
 
@@ -108,7 +109,7 @@ def _stages(config: Config) -> list[StageNumbers]:
     again = first if model.tie_word_embeddings else 0  # the last stage has a copy of tied weights
     passes, end, both = passes_of(config), layout.pipeline - 1, 2 * layout.virtual_stages
     under_way = [min(_under_way(layout, rank), passes) for rank in range(layout.pipeline)]
-    blocks = [_blocks(model.layers, layout, rank) for rank in range(layout.pipeline)]
+    blocks = _blocks(model.layers, layout.pipeline, layout.virtual_stages)
     stages = [StageNumbers(blocks[0], block, first, under_way[0], False, True, neighbours=both - 1)]
     # The middle stages with the most micro-batches in flight, and with the most blocks.
     for rank in {1, blocks.index(max(blocks[1:-1]), 1)} if end > 1 else ():
@@ -123,16 +124,15 @@ def _stages(config: Config) -> list[StageNumbers]:
     ]
 
 
-def _blocks(layers: int, layout: Layout, rank: int) -> int:
-    """Returns the number of blocks on a rank.
+@cache
+def _blocks(layers: int, pipeline: int, rounds: int) -> list[int]:
+    """Returns the number of blocks on each rank.
 
     Stages differ by at most one block (engine/parallel/pipeline.py, _bounds).
     """
-    stages = layout.pipeline * layout.virtual_stages
-    return sum(
-        layers * (stage + 1) // stages - layers * stage // stages
-        for stage in range(rank, stages, layout.pipeline)
-    )
+    stages = pipeline * rounds
+    sizes = [layers * (each + 1) // stages - layers * each // stages for each in range(stages)]
+    return [sum(sizes[rank::pipeline]) for rank in range(pipeline)]
 
 
 def _under_way(layout: Layout, rank: int) -> float:

@@ -51,6 +51,8 @@ class Constants:
     # fraction of the exchange of sharded weights that overlaps with compute
     hidden_shard: float = 0.78
     bubble: float = 0.84  # fraction of the pipeline's theoretical bubble
+    # Slowdown of stages that run as whole graphs: the median of AWS's runs with NxD (LOG.md).
+    staged: float = 1.1
     update: float = 75.5  # bytes that the optimizer moves per fp32 parameter
     step: float = 0.0054  # constant overhead per step in seconds
     spread: float = 0.0058  # slowdown per doubling of nodes, because the slowest node sets the pace
@@ -82,6 +84,7 @@ ON_CPUS = Constants(
     hidden_tensor=0.0,
     hidden_shard=0.3,
     bubble=0.85,
+    staged=1.0,
     step=0.005,
     spread=0.0,
 )
@@ -173,6 +176,8 @@ def step_of(work: Work, device: DeviceSpeed, constants: Constants = FITTED) -> S
         / work.interleave
     )
     times_slow = 1 + c.spread * log2(max(1.0, work.world / device.joined))
+    if work.pipeline > 1 and not device.kernels:
+        times_slow *= c.staged
     scale = work.passes * times_slow
     return StepTime(
         products * scale,
@@ -255,8 +260,10 @@ def _attention(work: Work, device: DeviceSpeed, c: Constants) -> float:
     peak = device.peak(_beside(work.format))
     seconds = flops / (peak * device.efficiency * (device.attention if work.flash else 1.0))
     scores = work.tokens * work.length * work.heads / work.tensor
-    if device.host and work.dropped:
-        return seconds + device.host.dropped * scores / device.memory
+    if device.host:
+        features = work.tokens * work.queries / work.tensor
+        bytes_ = device.host.attended / work.weight_bytes * features
+        return seconds + (bytes_ + device.host.dropped * scores * work.dropped) / device.memory
     if work.flash:
         return seconds / (c.tuned_attention if work.tuned else 1.0)
     return (

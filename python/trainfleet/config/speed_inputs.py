@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ..hardware import cpu_speed, node_types
 from ..hardware.accelerators import Accelerator
 from .families import FAMILIES
@@ -12,13 +14,16 @@ from .speed import ON_CPUS, StepTime, step_of
 from .step_work import DeviceSpeed, HostOverheads, Work
 from .types import Config
 
-# Fractions of the measured matmul speed. torch's attention is far slower on CPUs.
-CPU_EFFICIENCY, CPU_ATTENTION = (1.0, 0.095)
+# Fractions of the measured matmul speed (tests/bench/LOG.md, Attention on CPUs).
+CPU_EFFICIENCY, CPU_ATTENTION = (1.0, 0.5)
 # Fraction of its cores' combined speed that a multi-core rank reaches, because most operations of a
 # small model are short.
 CPU_THREADS = 0.93
 # Bytes/s of memory per core, and between two ranks over gloo.
 CPU_MEMORY, LOOPBACK = (10e9, 1.5e9)
+# Sizes must be multiples of these for full speed. NVIDIA's Matrix Multiplication Background guide
+# asks for 128 bytes on A100; with 64 the loss is small. Attention's kernels pad heads.
+UNIT, HEAD = 32, 16
 UNKNOWN_NETWORK = 12.5e9  # bytes/s of a host of unknown type: 100 Gbit/s
 
 
@@ -124,3 +129,23 @@ def local_cpu(config: Config) -> DeviceSpeed:
         kernels=False,
         host=HostOverheads(),
     )
+
+
+def warnings(config: Config) -> Iterator[str]:
+    """Yields why GPUs will be slower than predicted: sizes that tensor cores handle badly, and
+    tensor ranks on several nodes.
+    """
+    row, model, tensor = config.fleet.rank_device, config.model, config.train.parallelism.tensor
+    if row is None or row.kind != "cuda":
+        return
+    sizes = (
+        ("model.hidden_size", model.hidden_size, UNIT),
+        ("model.hidden_size / model.heads", model.head_features, HEAD),
+        ("model.intermediate_size per tensor rank", model.intermediate_size / tensor, UNIT),
+        ("model.vocab_size per tensor rank", model.vocab_size / tensor, UNIT),
+    )
+    for name, size, unit in sizes:
+        if size % unit:
+            yield f"{name} is {size:g}; GPUs reach the predicted speed with multiples of {unit}"
+    if tensor > (row.domain or config.fleet.ranks_per_node):
+        yield f"train.parallelism.tensor {tensor} spans nodes; each block waits for the network"

@@ -29,7 +29,9 @@ class HostOverheads:
     agreed: float = 8e-3
     straightened: float = 1.25e-3  # seconds per sharded matrix that Muon gathers
     # Bytes per attention score under dropout, for which torch does not use its fused kernel.
-    dropped: float = 28.0
+    dropped: float = 48.0
+    # Bytes that attention moves per feature and byte of a feature, because bf16 is converted.
+    attended: float = 230.0
 
 
 @dataclass(frozen=True)

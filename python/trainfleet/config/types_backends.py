@@ -49,7 +49,9 @@ class Aws:
         ),
     ] = ()
     """Availability zones to try, in this order, until one has capacity for all nodes. If empty,
-    every zone of the region that offers the instance type is tried."""
+    every zone of the region that offers the instance type is tried. A ParallelCluster cluster has a
+    queue in each of these zones, and Slurm starts a job in a zone with capacity. If empty, such a
+    cluster uses a single zone."""
     vpc: Annotated[
         str | None,
         Key(backends=MAKERS, pattern="^vpc-[0-9a-f]{8,17}$", examples=["vpc-0123456789abcdef0"]),

@@ -116,8 +116,8 @@ class Model:
     folder (a path with a slash) or hf://owner/name[@revision] on the Hub."""
     family: Annotated[str, Key(default=None, enum=FAMILIES)]
     """Model architecture. `llama`, `mistral`, `qwen2`, `qwen3`, `olmo2`, `gemma`, `phi3` and `gpt2`
-    predict the next token. `bert` and `roberta` predict masked tokens, and `bert` also predicts whether one
-    text follows another. Defaults to the preset's family."""
+    predict the next token. `bert` and `roberta` predict masked tokens, and `bert` also predicts
+    whether one text follows another. Defaults to the preset's family."""
     layers: Annotated[int, Key(default=None, unit="blocks", minimum=1, maximum=1000)]
     """Number of transformer blocks. Defaults to the preset's value."""
     hidden_size: Annotated[int, Key(default=None, unit="features", minimum=8, maximum=131_072)]

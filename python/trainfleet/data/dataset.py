@@ -17,7 +17,7 @@ from ..config.types import Data
 from ..run import run_folder
 from ..trust.errors import DataError
 from ..trust.untrusted_input import MEBIBYTE
-from .dataset_store import BucketDataset, DatasetStore, open_store
+from .dataset_store import DatasetStore, open_store
 from .manifest import ITEM_BYTES, SPLITS, TRAIN, VALIDATION, Manifest, find, read_manifest
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Dataset:
         check_opening(store, manifest)
         window = data.shuffle_window_mib if data else None
         # A mounted dataset uses the same window as a dataset in S3, so both yield the same batches.
-        if window is None and (isinstance(store, BucketDataset) or mounted):
+        if window is None and (store.remote or mounted):
             window = REMOTE_WINDOW
         return cls(store, manifest, data.weights if data else None, window)
 
@@ -206,11 +206,7 @@ class Dataset:
 
         # enough for the current and the next shuffle window
         limit = 2 * (self.window or REMOTE_WINDOW) * MEBIBYTE
-        return (
-            BlockCache(self.store.folder / "cache", limit)
-            if isinstance(self.store, BucketDataset)
-            else None
-        )
+        return BlockCache(self.store.folder / "cache", limit) if self.store.remote else None
 
     def _expect(self, split: str, first: int, count: int, sequence_length: int, seed: int) -> None:
         """Prefetches the next batches, assuming a constant stride between calls."""

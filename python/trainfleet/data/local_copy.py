@@ -22,9 +22,10 @@ from ..config import Config, load_resolved
 from ..config.vocabulary import FILE
 from ..run import run_folder
 from ..run.run_folder import Run
+from ..storage.files import LocalFiles
 from ..trust.errors import DataError, TrainfleetError
 from ..trust.safe_output import install
-from .dataset_store import BucketDataset, DatasetStore, FolderDataset
+from .dataset_store import DatasetStore, remake, stream
 from .manifest import BLOCK, ITEM_BYTES, MANIFEST, Manifest, Shard, read_manifest, store_of
 from .shards import THREADS, check_block
 
@@ -66,22 +67,22 @@ def copy(config: Config, disk: Path) -> Path:
     """
     store = store_of(config.data)
     manifest = read_manifest(store)
-    if manifest is None or not isinstance(store, BucketDataset):
+    if manifest is None or not store.remote:
         raise DataError(
             "is not a finished dataset in S3", where=store.describe(""), next="make tokenize"
         )
-    here = FolderDataset(disk / "trainfleet" / config.data.name / manifest.identity[:16])
+    here = LocalFiles(disk / "trainfleet" / config.data.name / manifest.identity[:16])
     if here.read(MANIFEST) is not None:
         return here.folder
     _require_worth(config, manifest, store, disk)
     for shard in manifest.shards:
         _bring_tokens(store, here.folder / f"{shard.path}.bin", shard, ITEM_BYTES[manifest.dtype])
-        index = b"".join(store.stream(f"{shard.path}.idx"))
+        index = b"".join(stream(store, f"{shard.path}.idx"))
         if hashlib.sha256(index).hexdigest() != shard.idx_sha256:
             raise DataError(
                 "is damaged: its SHA-256 differs",
                 where=store.describe(f"{shard.path}.idx"),
-                next=store.remake(),
+                next=remake(store),
             )
         (here.folder / f"{shard.path}.idx").write_bytes(index)
     for name in (FILE, MANIFEST):
@@ -108,9 +109,9 @@ def _require_worth(config: Config, manifest: Manifest, store: DatasetStore, disk
         )
 
 
-def _bring_tokens(store: BucketDataset, path: Path, shard: Shard, width: int) -> None:
-    """Downloads a shard's tokens as parallel block requests, unless an earlier attempt
-    already did.
+def _bring_tokens(store: DatasetStore, path: Path, shard: Shard, width: int) -> None:
+    """Downloads a shard's tokens as parallel block requests, unless an earlier attempt already
+    did.
     """
     size = shard.tokens * width
     if path.exists() and path.stat().st_size == size:

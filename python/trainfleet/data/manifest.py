@@ -31,7 +31,7 @@ from ..trust import untrusted_input
 from ..trust.errors import DataError, InputError
 from ..trust.validation import Count, Pattern, Range, fit
 from . import bad_records
-from .dataset_store import DatasetStore, open_store
+from .dataset_store import DatasetStore, open_store, read_all, remake
 from .sources import UnitPlan
 from .tokenizer import Tokenizer, load
 
@@ -223,7 +223,7 @@ def find(data: Data, root: Path = run_folder.DATA) -> Manifest | None:
         raise DataError(
             f"the dataset `{data.name}` was made with other settings: {'; '.join(different)}",
             where=store.describe(""),
-            next=f"set another data.name, or remake this dataset: {store.remake()}",
+            next=f"set another data.name, or remake this dataset: {remake(store)}",
         )
     if manifest is not None:
         require_few(manifest, data, store)
@@ -250,7 +250,7 @@ def require_few(manifest: Manifest, data: Data, store: DatasetStore) -> None:
             f"{data.on_bad_record} allows {allowed:,}",
             where=store.describe(""),
             why=f"first bad record: {manifest.skipped_records[0]}",
-            next=f"correct them and run {store.remake()}; or add "
+            next=f"correct them and run {remake(store)}; or add "
             f"SET='data.on_bad_record={share:.6f}'",
         )
 
@@ -273,7 +273,7 @@ def read_manifest(store: DatasetStore) -> Manifest | None:
     manifest = _parse(Manifest, store.read(MANIFEST), store, MANIFEST)
     if manifest is not None and (fault := _contradiction(manifest)):
         what = "is invalid, or from another version of trainfleet"
-        raise DataError(what, where=store.describe(MANIFEST), why=fault, next=store.remake())
+        raise DataError(what, where=store.describe(MANIFEST), why=fault, next=remake(store))
     return manifest
 
 
@@ -326,7 +326,7 @@ def read_records(
     names = [name for index in indices if (name := unit_name(index)) in sizes]
     records = [
         _parse(UnitRecord, content, store, name)
-        for name, content in zip(names, store.read_all(names), strict=True)
+        for name, content in zip(names, read_all(store, names), strict=True)
     ]
     width = ITEM_BYTES[preparation.dtype]
 
@@ -431,4 +431,4 @@ def _parse(kind: type[T], content: bytes | None, store: DatasetStore, name: str)
             "is invalid, or from another version of trainfleet",
             ": ".join(filter(None, (error.key, error.what))),
         )
-        raise DataError(what, where=error.where or where, why=why, next=store.remake()) from error
+        raise DataError(what, where=error.where or where, why=why, next=remake(store)) from error

@@ -13,8 +13,11 @@ from pathlib import Path
 from ..trust import untrusted_input
 from ..trust.errors import InputError
 from ..trust.validation import fit
-from .dataset_store import DatasetStore, open_store
+from .dataset_store import DatasetStore, open_store, read_all
 from .manifest import read_preparation
+
+# Minimum seconds between writes to a folder, and to S3, which bills every request
+NOTE_EVERY = (0.2, 5.0)
 
 
 @dataclass(frozen=True)
@@ -60,11 +63,11 @@ class Meter:
             counts.tokens + tokens,
             counts.units + units,
         )
-        if time.monotonic() - self.written > self.store.note_every:
+        if time.monotonic() - self.written > NOTE_EVERY[self.store.remote]:
             self.write()
 
     def write(self) -> None:
-        self.store.note(self.name, json.dumps(asdict(self.counts)).encode())
+        self.store.write(self.name, json.dumps(asdict(self.counts)).encode(), durable=False)
         self.written = time.monotonic()
 
 
@@ -76,7 +79,7 @@ def read_progress(folder: Path, address: str | None = None) -> TokenizingProgres
     preparation = read_preparation(store)
     found = [
         counts
-        for content in store.read_all(store.sizes("progress"))
+        for content in read_all(store, store.sizes("progress"))
         if content and (counts := _counts(content))
     ]
     bytes_, documents, tokens, units = (

@@ -34,9 +34,10 @@ from ..config.conversion import LARGEST
 from ..config.vocabulary import FILE
 from ..process import file_systems
 from ..run.run_folder import unwritable
+from ..storage.files import LocalFiles
 from ..trust import untrusted_input
 from ..trust.errors import DataError
-from .dataset_store import BucketDataset, DatasetStore, FolderDataset
+from .dataset_store import DatasetStore, remake, stream
 from .manifest import BLOCK, ITEM_BYTES, LENGTHS, SPLITS, Manifest, Shard
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -247,7 +248,7 @@ class Tokens:
         """Starts fetching a block of a shard in the background unless it is cached. Returns a
         function that waits for the block and returns it.
         """
-        assert self.cache is not None and isinstance(self.store, BucketDataset)
+        assert self.cache is not None
         shard, store = self.shards[index], self.store
 
         def fetch() -> bytes:
@@ -267,7 +268,7 @@ def check_block(content: bytes | memoryview, shard: Shard, block: int, store: Da
     if zlib.crc32(content) != shard.blocks[block]:
         why = f"the checksum of bytes {block * BLOCK} to {block * BLOCK + len(content)} differs"
         raise DataError(
-            "is damaged", where=store.describe(f"{shard.path}.bin"), why=why, next=store.remake()
+            "is damaged", where=store.describe(f"{shard.path}.bin"), why=why, next=remake(store)
         )
 
 
@@ -342,16 +343,14 @@ def check_opening(store: DatasetStore, manifest: Manifest) -> None:
             raise DataError(
                 "is missing, or its length differs from the manifest",
                 where=where,
-                next=store.remake(),
+                next=remake(store),
             )
     _check_tokenizer(store, manifest)
-    if isinstance(store, FolderDataset):
+    if not store.remote:
         for shard, block in _some_blocks(manifest.shards):
-            with open(
-                store.folder / f"{shard.path}.bin", "rb", opener=untrusted_input.opener
-            ) as file:
-                file.seek(block * BLOCK)
-                check_block(file.read(BLOCK), shard, block, store)
+            start = block * BLOCK
+            content = store.read_range(f"{shard.path}.bin", start, start + BLOCK)
+            check_block(content, shard, block, store)
 
 
 def verify(store: DatasetStore, manifest: Manifest) -> Iterator[str]:
@@ -363,13 +362,13 @@ def verify(store: DatasetStore, manifest: Manifest) -> Iterator[str]:
         for suffix, expected in (("bin", shard.bin_sha256), ("idx", shard.idx_sha256)):
             name = f"{shard.path}.{suffix}"
             digest = hashlib.sha256()
-            for part in store.stream(name):
+            for part in stream(store, name):
                 digest.update(part)
             if digest.hexdigest() != expected:
                 raise DataError(
                     "is damaged: its SHA-256 differs",
                     where=store.describe(name),
-                    next=store.remake(),
+                    next=remake(store),
                 )
             yield f"{name}  sha256 {expected[:16]}…  ok"
 
@@ -379,9 +378,9 @@ def _check_tokenizer(store: DatasetStore, manifest: Manifest) -> None:
     content = untrusted_input.read_bytes(path, LARGEST) if path.exists() else store.read(FILE)
     if content is None or hashlib.sha256(content).hexdigest() != manifest.tokenizer_sha256:
         what = "is not the tokenizer that the dataset was made with" if content else "is missing"
-        raise DataError(what, where=store.describe(FILE), next=store.remake())
+        raise DataError(what, where=store.describe(FILE), next=remake(store))
     if not path.exists():
-        FolderDataset(store.folder).write(FILE, content)
+        LocalFiles(store.folder).write(FILE, content)
 
 
 def _some_blocks(shards: tuple[Shard, ...]) -> list[tuple[Shard, int]]:

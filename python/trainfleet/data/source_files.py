@@ -17,7 +17,8 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
-from ..storage import s3, s3_streams
+from ..storage import s3
+from ..storage.files import open_object
 from ..trust.errors import DataError, TrainfleetError
 from ..trust.spelling import suggest
 from ..trust.untrusted_input import printable, shortened
@@ -138,7 +139,7 @@ def open_file(file: SourceFile, start: int = 0) -> BinaryIO:
     the beginning of the file.
     """
     if is_remote(file.path):
-        return s3_streams.open_object(s3.Object(file.path, file.size, file.version), start)
+        return open_object(s3.Object(file.path, file.size, file.version), start)
     try:
         stream = open(_local(file.path), "rb", buffering=BUFFER)  # noqa: SIM115  the caller closes it
     except OSError as error:

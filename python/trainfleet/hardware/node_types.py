@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,22 @@ RDMA = ("efa", "infiniband", "roce")  # networks with kernel bypass
 FABRICS = (*RDMA, "ethernet")
 # default network rate in Gbit/s of a server and of a workstation
 FAST, SLOW = 100, 10
+LISTED = "2026-11-22"  # date of the on-demand prices in instance_types.json
+# maximum instances and days of a capacity block (EC2 user guide, Capacity Blocks for ML)
+BLOCK_NODES, BLOCK_DAYS = 64, 182.0
+
+
+@dataclass(frozen=True)
+class Tariff:
+    """A way to pay for nodes: its terms, US dollars per node-hour, the source with its date, and
+    the maximum number of nodes and days.
+    """
+
+    terms: str  # on-demand, block or own
+    usd_per_hour: float
+    source: str
+    nodes: float = inf
+    days: float = inf
 
 
 @dataclass(frozen=True)
@@ -27,8 +44,8 @@ class NodeType:
     """A node type: an EC2 instance type, or machines that the user owns (fleet.accelerator).
 
     `vcpus` and `memory_gib` are 0 if unknown. `efa` is the number of EFA interfaces, or 0 if
-    unknown. `usd_per_hour=None` means that the type is sold only as capacity blocks. `owned` marks
-    types outside EC2. For these, `network` is one of FABRICS, or "" if unknown. `assumed` means
+    unknown. `usd_per_hour` is the on-demand price, or None if EC2 lists none. `owned` marks types
+    outside EC2. For these, `network` is one of FABRICS, or "" if unknown. `assumed` means
     that network_gbps is only the usual rate of such machines. `is_direct`: the network accesses GPU
     memory directly (GPUDirect RDMA). `is_switched`: the GPUs can communicate only while NVIDIA's
     fabric manager runs.
@@ -65,6 +82,24 @@ class NodeType:
     spot_quota: str = ""
     sagemaker: bool = False
     sagemaker_usd_per_hour: float | None = None
+    block_usd_per_hour: float | None = None  # effective rate of a capacity block
+    block_read: str = ""  # date of that rate
+
+    @property
+    def tariffs(self) -> tuple[Tariff, ...]:
+        """The tariffs with a known price. Estimates use the first one."""
+        if self.owned:
+            price = self.usd_per_hour or 0.0
+            return (Tariff("own", price, "fleet.accelerator.usd_per_hour"),)
+        found = []
+        if self.usd_per_hour is not None:
+            source = f"on-demand list price in us-east-1, {LISTED}"
+            found.append(Tariff("on-demand", self.usd_per_hour, source))
+        if self.block_usd_per_hour is not None:
+            source = f"capacity block's effective rate, {self.block_read}"
+            limits = BLOCK_NODES, BLOCK_DAYS
+            found.append(Tariff("block", self.block_usd_per_hour, source, *limits))
+        return tuple(found)
 
     @property
     def kind(self) -> str:
@@ -138,6 +173,7 @@ class Node:
     cores: int = 0
 
 
+@functools.cache  # a search of layouts asks for it thousands of times
 def own_machine(
     name: str,
     per_node: int,

@@ -42,12 +42,12 @@ class Survey:
     findings: tuple[Finding, ...]
 
 
-def main(config: Config, whole: bool = True) -> int:
+def main(config: Config, whole: bool = True, temporary: bool = False) -> int:
     """Runs the setup. Returns 0 if all hosts are ready, or 1 otherwise. See install_steps.Wanted
-    for `whole`.
+    for `whole` and `temporary`.
     """
     began = time.monotonic()
-    wanted = replace(wanted_of(config), whole=whole)
+    wanted = replace(wanted_of(config), whole=whole, temporary=temporary)
     with open_fleet(config) as transport:
         found = survey(transport, config, wanted)
         # At first, only a jump host may show its key. The hosts behind it show theirs in the next

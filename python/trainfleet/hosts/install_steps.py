@@ -62,12 +62,14 @@ class Wanted:
     """Desired state of a fleet, as defined by its config and platform.
 
     `whole` includes everything that training nodes require. It is false for a machine that only
-    provides access to the nodes.
+    provides access to the nodes. `temporary` marks a machine that only builds the Python
+    environment, so it gets no SSH key for the nodes.
     """
 
     config: Config
     platform: PinnedPlatform
     whole: bool = True
+    temporary: bool = False
 
     @property
     def fleet(self) -> Fleet:
@@ -406,6 +408,7 @@ ON_NODES: tuple[Operation, ...] = (
     access,
 )
 ON_HEAD: tuple[Operation, ...] = (shared_folder, python, key)
+ON_BUILDER: tuple[Operation, ...] = (lustre, build_tools, fsx, shared_folder, python)
 
 
 def public_key(facts: Facts) -> str:
@@ -418,6 +421,7 @@ def public_key(facts: Facts) -> str:
 def steps(facts: Facts, wanted: Wanted, *, head: bool) -> tuple[InstallStep, ...]:
     """Returns all of the node's missing steps in execution order."""
     operations = (ON_NODES if wanted.whole else (build_tools,)) + (ON_HEAD if head else ())
+    operations = ON_BUILDER if wanted.temporary else operations
     found = [step for operation in operations for step in operation(facts, wanted)]
     return tuple(sorted(found, key=lambda step: PHASES.index(step.phase)))
 

@@ -13,7 +13,6 @@ disk, and are written only to the new folder.
 from __future__ import annotations
 
 import base64
-import errno
 import json
 import os
 import re
@@ -48,7 +47,6 @@ from .transport import Transport
 TIMEOUT = 30.0
 TOTAL = 64 << 30  # maximum total size of a run folder's small files, in bytes
 ROUNDS = TOTAL // MOST  # maximum responses per refresh
-SPARE = 1 << 30  # free disk space to preserve, in bytes
 
 
 @dataclass(frozen=True)
@@ -153,16 +151,7 @@ class Mirror:
         }
         if sum(sizes.values()) > TOTAL:
             raise Implausible(f"more than {TOTAL >> 30} GiB of small files")
-        disk = next(
-            folder for folder in (self.here, *self.here.absolute().parents) if folder.is_dir()
-        )
-        if coming and shutil.disk_usage(disk).free - coming < SPARE:
-            raise unwritable(
-                self.here,
-                OSError(
-                    errno.ENOSPC, f"less than {SPARE >> 30} GiB of this disk would remain free"
-                ),
-            )
+        sync_rules.require_room(self.here, coming)
 
     def _take(self, news: News) -> None:
         for name, piece in news.pieces.items():

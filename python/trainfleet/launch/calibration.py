@@ -24,6 +24,7 @@ NEWEST = 12  # maximum number of run folders to read, newest first
 ENOUGH = 20  # minimum number of steps; compilation and warm-up dominate shorter runs
 LARGEST = 1 << 20  # maximum size of a metrics.jsonl to read, in bytes
 PLAIN = 4  # minimum number of timed steps in a profile, excluding warm-up and profiled steps
+PROFILE = 9  # runs that a profile counts as, because its medians ignore disturbed steps
 NEAR, FAR = 0.2, 5.0  # ratios outside this range indicate a disturbed run
 # Metric names (engine/timing.py) that make up each group of predicted step parts.
 SPANS = {
@@ -43,6 +44,10 @@ class Lesson:
     ratio: float
     parts: dict[str, float]
 
+    @property
+    def weight(self) -> int:
+        return 1 if self.config.train.profile_steps is None else PROFILE
+
 
 def experience_of(config: Config) -> Experience | None:
     """Returns corrections from similar past runs, or None if no run is similar. Prefers runs with
@@ -61,7 +66,9 @@ def experience_of(config: Config) -> Experience | None:
             each = [] if of == "this layout" else [lesson.parts for lesson in alike]
             shares = {group: [parts[group] for parts in each if group in parts] for group in GROUPS}
             parts = {group: median(known) for group, known in shares.items() if known}
-            return Experience(len(alike), of, median(lesson.ratio for lesson in alike), parts)
+            weight = sum(lesson.weight for lesson in alike)
+            ratio, share = median(lesson.ratio for lesson in alike), weight / (weight + 1)
+            return Experience(len(alike), of, ratio, parts, share)
     return None
 
 
@@ -93,7 +100,7 @@ def _read(folder: Path, written: int) -> Lesson | None:
 
 def _lesson(config: Config, results: Record, metrics: list[Record]) -> Lesson | None:
     """Returns the run's Lesson, or None if the run was too short or disturbed."""
-    steps, predicted = plain(config, metrics), predict(config)
+    steps, predicted = plain(config, metrics), _predicted(config, results)
     speed = results.get("tokens_per_second")
     enough = (results.get("steps") or 0) >= ENOUGH
     if config.train.profile_steps is not None:
@@ -104,6 +111,16 @@ def _lesson(config: Config, results: Record, metrics: list[Record]) -> Lesson | 
     tokens = config.train.global_batch_size * config.train.sequence_length
     ratio = speed * predicted.total / tokens
     return Lesson(config, ratio, _parts(steps, predicted)) if NEAR < ratio < FAR else None
+
+
+def _predicted(config: Config, results: Record) -> StepTime | None:
+    """Returns the step time without corrections, as predicted at launch. Today's cores may differ
+    from the run's.
+    """
+    step, then = predict(config), (results.get("predicted") or {}).get("step_seconds")
+    if step is None or not isinstance(then, float) or then <= 0:
+        return step
+    return step.corrected(dict.fromkeys(GROUPS, then / step.total))
 
 
 def _parts(steps: list[Record], predicted: StepTime) -> dict[str, float]:

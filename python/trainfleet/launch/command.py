@@ -84,6 +84,30 @@ def config_of(settings: Settings) -> tuple[Config, Derivation]:
     return load(settings, terms_of)
 
 
+def elsewhere(settings: Settings, config: Config) -> Settings:
+    """Returns the settings on a backend that can have other machines than this one."""
+    if not backend_of(config).is_here:
+        return settings
+    return replace(settings, set=f"{settings.set} fleet.backend=slurm".strip())
+
+
+def on_type(settings: Settings, name: str) -> Config:
+    """Returns the config on nodes of an EC2 type, with the configured number of nodes or, if that
+    is not possible, another one.
+
+    Raises:
+        ConfigError: no tried number of nodes is possible; lists the problems with the first one.
+    """
+    errors = []
+    for nodes in ({}, *({"NODES": ("fleet.nodes", str(count))} for count in (1, 8, 64))):
+        short = {"ANY": ("fleet.instance_type", name), "": ("fleet.accelerator", "null")}
+        try:
+            return config_of(replace(settings, short={**settings.short, **short, **nodes}))[0]
+        except ConfigError as error:
+            errors.append(error)
+    raise errors[0]
+
+
 def config_to_examine(settings: Settings) -> Config:
     """Returns the config for commands that examine nodes, which accept unknown hardware."""
     return load(settings, terms_to_examine)[0]

@@ -8,7 +8,7 @@ import time
 from ..backends import backend_of
 from ..backends.base import Can, Handle
 from ..backends.run_storage import Place
-from ..checkpoints.store import store_at
+from ..checkpoints.store import CheckpointStore
 from ..config import Config, dump_resolved, load_resolved, platforms
 from ..data import description
 from ..data.dataset import find
@@ -83,7 +83,7 @@ def mend_finished(plan: Plan, run: Run) -> None:
         RunError: all of the run's checkpoints are gone.
     """
     saved = str(run.read_results().get("last_checkpoint") or "")
-    if saved and not store_at(saved.rpartition("/")[0]).steps():
+    if saved and not CheckpointStore(saved.rpartition("/")[0]).steps():
         then = "restore them, or run make clean PURGE=1 and make train to train again"
         raise RunError(
             "the run is finished, but its checkpoints are gone",

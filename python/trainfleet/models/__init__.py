@@ -1,12 +1,12 @@
-"""The model architectures as plain torch modules, independent of ranks and devices.
+"""Model architectures as plain torch modules, independent of ranks and devices.
 
-llama gpt2 bert   one module per architecture: `model(tokens)` returns logits, and
-                  `model(tokens, targets=...)` the loss. Variants differ only in config data: llama
-                  also implements mistral, qwen2, qwen3, olmo2, gemma and phi3, and bert roberta
-layers   layers of gpt2 and bert
-loss     training losses
-network  base class, and the plan for splitting a model over ranks
-huggingface_weights   reading and writing weights in Hugging Face folders
+llama gpt2 bert      one module per architecture: `model(tokens)` returns logits, and
+                     `model(tokens, targets=...)` returns the loss. Variants are config data: llama
+                     also covers mistral, qwen2, qwen3, olmo2, gemma and phi3; bert covers roberta
+layers               layers shared by gpt2 and bert
+loss                 training losses
+network              base class, and the plan for splitting a model over ranks
+huggingface_weights  reading and writing weights in Hugging Face folders
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ __all__ = ["GPT2", "Bert", "Encoder", "Llama", "Network", "build"]
 
 
 def build(shape: Model) -> Network:
-    """Builds the model of `model.family` or `model.module`. Call `initialize` on it, because its
-    weights are uninitialized.
+    """Builds the model that `model.family` or `model.module` names. Its weights are uninitialized
+    until `initialize` is called.
     """
     if shape.module is None:
         return named(FAMILIES[shape.family].module)(shape)  # type: ignore[no-any-return]

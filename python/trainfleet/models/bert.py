@@ -1,11 +1,11 @@
-"""BERT as a plain torch module: predicts masked tokens, and whether segment B follows segment A
+"""BERT as a plain torch module: masked language modeling and next-sentence prediction
 (arXiv:1810.04805).
 
 Shapes: B sequences, T tokens, D hidden size, V vocabulary. The input is tokens [B, T], or tokens
-and segments [B, T, 2]. The target of the first token is the label of the pair (0: B follows A),
-because that token is never masked.
+and segments [B, T, 2]. The first token's target is the pair label (0 means that B follows A),
+because the first token is never masked.
 
-RoBERTa is BERT without the prediction of pairs, and draws new masks each time a sequence is used
+RoBERTa is BERT without next-sentence prediction, and draws new masks each time a sequence is used
 (Liu et al. 2019, arXiv:1907.11692).
 """
 
@@ -25,8 +25,8 @@ from .network import Network, ParallelPlan, Total
 
 
 class Encoder(Network):
-    """Encoder that maps tokens to logits [B, T, V], or to the loss if targets are given. It
-    implements RoBERTa; BERT adds a `Pooler`.
+    """Encoder that maps tokens to logits [B, T, V], or to the loss if targets are given. Implements
+    RoBERTa; BERT adds a `Pooler`.
     """
 
     plan = ParallelPlan(
@@ -75,8 +75,8 @@ class Encoder(Network):
         )
 
     def guesses(self, targets: Tensor) -> int:
-        """Returns the number of masked tokens per sequence, even if this rank has only a part of
-        each sequence.
+        """Returns the number of masked tokens per sequence, counted over the entire sequence even
+        if this rank holds only a part of it.
         """
         return self.family.guesses(self.parts * targets.shape[1])
 
@@ -85,7 +85,7 @@ class Encoder(Network):
 
 
 class Bert(Encoder):
-    """Encoder that also predicts whether B follows A. Its loss is the sum of both mean losses."""
+    """Encoder with next-sentence prediction. Its loss is the sum of both mean losses."""
 
     plan = replace(Encoder.plan, last=("head", "pooler"), alike=("head", "pooler"))
 
@@ -95,11 +95,11 @@ class Bert(Encoder):
         self.total = Total()
 
     def loss(self, x: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-        """Returns the loss of features. With reduction "sum", the pair loss is multiplied by the
+        """Returns the loss of features. With reduction "sum", the pair loss is weighted by the
         number of masked tokens per sequence. Dividing the sum by all masked tokens then gives the
         mean.
         """
-        # true if this rank has the first token; its target is the label of the pair
+        # true if this rank holds the first token; its target is the pair label
         first = self.positions_of(targets)[:1] == 0
         words = torch.cat((torch.where(first, IGNORED, targets[:, :1]), targets[:, 1:]), 1)
         hidden: Tensor = self.total(super().loss(x, words, reduction))
@@ -113,8 +113,8 @@ class Bert(Encoder):
 
 
 class BertBlock(nn.Module):
-    """Attention and feed-forward with post-norm: each output is added to the residual stream, which
-    is then normalized.
+    """Transformer block with post-norm: each sublayer's output is added to the residual stream,
+    which is then normalized.
     """
 
     def __init__(self, shape: Model) -> None:
@@ -131,7 +131,7 @@ class BertBlock(nn.Module):
 
 
 class MaskedTokenHead(nn.Module):
-    """Output layer from x [B, T, D] to logits [B, T, V], or to [N, V] for the N positions in
+    """Output layer that maps x [B, T, D] to logits [B, T, V], or to [N, V] for the N positions in
     `chosen`.
     """
 
@@ -147,8 +147,8 @@ class MaskedTokenHead(nn.Module):
 
 
 class Pooler(nn.Module):
-    """Output layer from the first token of x [B, T, D] to two scores [B, 2]: B follows A, or B is
-    unrelated.
+    """Output layer that maps the first token of x [B, T, D] to two scores [B, 2]: B follows A, or B
+    is unrelated.
     """
 
     def __init__(self, shape: Model) -> None:

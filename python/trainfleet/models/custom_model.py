@@ -1,9 +1,9 @@
-"""Loads a user's model from a Python file (model.module) with a class `Model` that extends
+"""Loads a user's model from a Python file (model.module) that defines a class `Model` derived from
 `Network`, and checks its plan.
 
-The file must be in the working directory of make. The schema allows only paths that end in
-`_model.py`, without `..` and outside of run and dataset folders. So a foreign run folder or
-checkpoint can't execute code.
+The file must be below make's working directory. The schema allows only paths that end in
+`_model.py`, without `..`, and outside run and dataset folders. A run folder or checkpoint from
+elsewhere therefore can't execute code.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .network import Network
 
 
 def load(shape: Model) -> Callable[[Model], Network]:
-    """Returns the class `Model` of the file.
+    """Returns the file's class `Model`.
 
     Raises:
         RunError: the file can't be loaded or does not define the class.
@@ -56,7 +56,7 @@ def module_at(path: str, key: str) -> ModuleType:
             next=f"ls {path}",
         )
     if (beside := str(Path(path).absolute().parent)) not in sys.path:
-        # The file may import its neighbours. Append the folder, so that they don't shadow packages.
+        # The file may import modules in its folder. Append, so that they don't shadow packages.
         sys.path.append(beside)
     # torch.compile looks the module up by name.
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
@@ -71,7 +71,7 @@ def module_at(path: str, key: str) -> ModuleType:
 
 
 def check(model: Network, where: str) -> None:
-    """Checks that the model's plan matches its modules, to fail before a layout does.
+    """Checks that the model's plan matches its modules, before a layout fails on it.
 
     Raises:
         RunError: the plan is wrong; the message lists all errors.

@@ -1,5 +1,5 @@
-"""GPT-2 as a plain torch module: learned positions, pre-norm blocks with LayerNorm, GELU (Radford
-et al. 2019).
+"""GPT-2 as a plain torch module: learned positions, pre-norm blocks with LayerNorm, and GELU
+(Radford et al. 2019).
 
 Shapes: B sequences, T tokens, D hidden size, V vocabulary.
 """
@@ -53,9 +53,9 @@ class GPT2(Decoder):
         return self.norm(x)  # type: ignore[no-any-return]
 
     def initial(self, name: str) -> tuple[float, float]:
-        """Returns mean and standard deviation of a parameter's initial values. Layers that write to
-        the residual stream get 1/sqrt(2 L) of the usual deviation, so that the stream's variance
-        does not grow with depth.
+        """Returns the mean and standard deviation of a parameter's initial values. Layers that
+        write to the residual stream use the standard deviation divided by sqrt(2 L), so that the
+        stream's variance does not grow with depth.
         """
         mean, std = initial(name)
         writes = name.endswith(("o_proj.weight", "down_proj.weight"))
@@ -63,7 +63,7 @@ class GPT2(Decoder):
 
 
 class Gpt2Block(nn.Module):
-    """Attention and feed-forward with pre-norm: each input is normalized, and each output is added
+    """Transformer block with pre-norm: each sublayer's input is normalized, and its output is added
     to the residual stream.
     """
 

@@ -1,7 +1,7 @@
-"""Reads and writes a model's weights as Hugging Face safetensors, and maps parameter names.
+"""Reads and writes weights as Hugging Face safetensors, and maps parameter names.
 
-Our parameter names are the same in all families, so one plan and one optimizer fit all of them.
-Hugging Face's names differ per family.
+trainfleet's parameter names are the same in all families, so one plan and one optimizer fit all of
+them. Hugging Face's names differ per family.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ..config.weight_files import (
 from ..trust.errors import RunError
 from .network import Network
 
-SHARD_BYTES = 5 * 10**9  # maximum size of a file in bytes, the same as in transformers
+SHARD_BYTES = 5 * 10**9  # maximum file size in bytes, as in transformers
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Counterpart:
 
 
 def counterpart_of(family: str, ours: str) -> Counterpart:
-    """Returns the location of our parameter in a Hugging Face folder of the family."""
+    """Returns where Hugging Face folders of this family store a parameter."""
     folder = FAMILIES[family].folder
     for mine, theirs in folder.heads.items():
         if ours.startswith(mine):
@@ -72,8 +72,8 @@ def _parts(folder: Folder, mine: str, ours: str) -> tuple[str, ...]:
 
 
 def outgoing(model: Network, family: str) -> dict[str, Tensor]:
-    """Returns host tensors by Hugging Face name. A tied weight appears once, and the bias of an
-    untied output layer under two names.
+    """Returns host tensors by Hugging Face name. A tied weight appears once, and an untied output
+    layer's bias under two names.
     """
     named, found = dict(model.named_parameters()), dict[str, Tensor]()
     for ours in named:
@@ -86,8 +86,8 @@ def outgoing(model: Network, family: str) -> dict[str, Tensor]:
 
 
 def save(model: Network, family: str, folder: Path) -> list[str]:
-    """Writes the weights to a folder, split into several files if they are large. Returns the file
-    names. The output is deterministic.
+    """Writes the weights to a folder, as several files if they exceed SHARD_BYTES. Returns the file
+    names. The files are byte-identical across calls.
     """
     tensors = dict(sorted(outgoing(model, family).items()))
     shards = _shards(tensors)
@@ -120,8 +120,8 @@ def _shards(tensors: dict[str, Tensor]) -> list[dict[str, Tensor]]:
 
 
 def load(folder: Path, shape: Model, sizes: dict[str, torch.Size]) -> dict[str, Tensor]:
-    """Loads weights by our names from a folder. `sizes` lists the parameters to load, of an entire
-    model or of a pipeline stage.
+    """Loads weights from a folder, keyed by trainfleet's names. `sizes` lists the parameters to
+    load, for an entire model or a pipeline stage.
 
     Raises:
         RunError: a file or weight is missing, unexpected, or has the wrong size; the message names
@@ -136,8 +136,8 @@ def load(folder: Path, shape: Model, sizes: dict[str, torch.Size]) -> dict[str, 
 def collect(
     files: Iterable[Any], folder: Path, shape: Model, sizes: dict[str, torch.Size]
 ) -> dict[str, Tensor]:
-    """Works like `load` on open files, or on objects with safetensors' methods keys, get_slice and
-    get_tensor.
+    """Loads weights as `load` does, from open files or from objects with safetensors' methods keys,
+    get_slice and get_tensor.
     """
     found = {key: file for file in files for key in file.keys()}  # noqa: SIM118 - it is no dict
     names = {current(key, shape.family, found): (file, key) for key, file in found.items()}
@@ -151,8 +151,8 @@ def collect(
 
 
 def current(key: str, family: str, keys: Iterable[str]) -> str:
-    """Returns the name that current versions of transformers use. Older files have gamma and beta,
-    and GPT-2's lack the prefix.
+    """Returns the name that current transformers versions use. Older files say gamma and beta, and
+    older GPT-2 files lack the prefix.
     """
     prefix = f"{FAMILIES[family].folder.trunk}."
     if not any(other.startswith(prefix) for other in keys) and not key.startswith("lm_head"):
@@ -163,7 +163,7 @@ def current(key: str, family: str, keys: Iterable[str]) -> str:
 
 
 def refuse_others(folder: Path, shape: Model, present: set[str]) -> None:
-    """Raises RunError if a folder's weights do not exactly match a model of that shape."""
+    """Raises RunError unless a folder's weights exactly match a model of that shape."""
     from . import build
 
     with torch.device("meta"):
@@ -191,7 +191,7 @@ def take(
     ours: str,
     sizes: dict[str, torch.Size],
 ) -> Tensor:
-    """Reads one parameter, transposed to our layout if necessary."""
+    """Reads one parameter, and transposes it to trainfleet's layout if necessary."""
     (file, key), size = names[wanted.name], sizes[ours]
     there = file.get_slice(key)
     if len(there.get_shape()) != len(size) or there.get_dtype() not in FLOATS:

@@ -1,6 +1,4 @@
-"""Defines the layers of GPT-2, BERT and RoBERTa: learned positions, and attention and feed-forward
-with biases.
-"""
+"""Layers of GPT-2, BERT and RoBERTa: learned positions, attention and feed-forward with biases."""
 
 from __future__ import annotations
 
@@ -23,8 +21,8 @@ ROW = ("layers.*.self_attn.o_proj", "layers.*.mlp.down_proj")
 
 
 class Embeddings(nn.Module):
-    """Embeddings of tokens [B, T], or of tokens and segments [B, T, 2], at positions [T] or [B, T].
-    The output is [B, T, D].
+    """Embedding that maps tokens [B, T], or tokens and segments [B, T, 2], at positions [T] or [B,
+    T] to [B, T, D].
     """
 
     def __init__(self, shape: Model, norm: bool) -> None:
@@ -96,8 +94,8 @@ class FeedForward(nn.Module):
 
 
 def initial(name: str) -> tuple[float, float]:
-    """Returns mean and standard deviation of a parameter's initial values: 0 and 0.02 for matrices,
-    0 for biases, 1 for norm gains.
+    """Returns the mean and standard deviation of a parameter's initial values: 0 and 0.02 for
+    matrices, 0 for biases, 1 for norm gains.
     """
     if name.endswith("bias"):
         return 0.0, 0.0

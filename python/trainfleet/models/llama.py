@@ -23,7 +23,7 @@ from ..config.types import Model
 from .loss import next_token_loss
 from .network import Attend, Network, ParallelPlan, causal_within, positions_within
 
-# standard deviation of every matrix, except those that write to the residual stream (see `initial`)
+# standard deviation of matrices that do not write to the residual stream (see `Llama.initial`)
 INITIAL_STD = 0.02
 STRETCHED_FROM = 8192  # context length of Llama 3's first training stage
 Rotation = tuple[Tensor, Tensor]  # cos and sin, each [T, E] or [B, 1, T, E]
@@ -31,8 +31,8 @@ Cache = list[tuple[Tensor, Tensor]]  # keys and values per block, [B, K, cached 
 
 
 class Decoder(Network):
-    """Decoder that maps tokens [B, T] to logits [B, T, V] of the next tokens, or to the loss if
-    targets are given.
+    """Decoder that maps tokens [B, T] to next-token logits [B, T, V], or to the loss if targets are
+    given.
     """
 
     lm_head: nn.Linear
@@ -50,11 +50,11 @@ class Decoder(Network):
         reduction: str = "mean",
         documents: Tensor | None = None,
     ) -> Tensor:
-        """Returns logits of every position, or the loss if `targets` are given. With a cache,
+        """Returns the logits of every position, or the loss if `targets` are given. With a cache,
         `tokens` continue the cached tokens, and the cache is extended in place.
 
-        `documents` [B, T] is each token's document index. Each document is then processed
-        independently.
+        `documents` [B, T] contains each token's document index. If given, tokens attend only within
+        their own document.
         """
         x = self.features(tokens, cache, documents)
         return self.lm_head(x) if targets is None else self.loss(x, targets, reduction)
@@ -64,7 +64,7 @@ class Decoder(Network):
 
 
 class Llama(Decoder):
-    """Llama, and the families that differ from it only in config data."""
+    """Llama and the families that differ from it only in config data."""
 
     plan = ParallelPlan(
         blocks="layers",
@@ -118,11 +118,12 @@ class Llama(Decoder):
         return x * self.shape.hidden_size**0.5 if FAMILIES[self.shape.family].scaled else x  # type: ignore[no-any-return]
 
     def initial(self, name: str) -> tuple[float, float]:
-        """Returns mean and standard deviation of a parameter's initial values. The deviation of
-        matrices is 0.02, or 1/sqrt(2 L) of that if they write to the residual stream.
+        """Returns the mean and standard deviation of a parameter's initial values. The standard
+        deviation is 0.02 for matrices, divided by sqrt(2 L) for those that write to the residual
+        stream.
 
-        The scaling keeps the variance of the residual stream from growing with depth (Radford et
-        al. 2019, GPT-2, section 2.3).
+        The scaling keeps the residual stream's variance from growing with depth (Radford et al.
+        2019, GPT-2, section 2.3).
         """
         if name.endswith("norm.weight"):
             return 0.0 if FAMILIES[self.shape.family].gains_from_one else 1.0, 0.0
@@ -146,7 +147,7 @@ def norm(shape: Model, width: int | None = None) -> nn.RMSNorm:
 
 
 class LlamaBlock(nn.Module):
-    """Attention and feed-forward with pre-norm: each input is normalized, and each output is added
+    """Transformer block with pre-norm: each sublayer's input is normalized, and its output is added
     to the residual stream.
     """
 
@@ -170,7 +171,7 @@ class LlamaBlock(nn.Module):
 
 
 class LateBlock(nn.Module):
-    """Attention and feed-forward with normalized outputs, which are added to the residual stream
+    """Transformer block whose sublayer outputs are normalized and then added to the residual stream
     (OLMo 2).
     """
 
@@ -259,8 +260,8 @@ class GatedFeedForward(nn.Module):
 
 
 class Olmo2(Llama):
-    """OLMo 2: its blocks normalize the outputs of their layers, and queries and keys over all
-    heads.
+    """OLMo 2: blocks normalize their sublayers' outputs, and queries and keys are normalized over
+    all heads.
     """
 
     plan = replace(
@@ -271,11 +272,11 @@ class Olmo2(Llama):
 
 
 def rotary_table(shape: Model, positions: Tensor) -> Rotation:
-    """Returns cos and sin of position x frequency, with the E / 2 frequencies twice (Su et al.
-    2021, arXiv:2104.09864). They are [T, E] for positions [T], and [B, 1, T, E] for [B, T].
+    """Returns cos and sin of position x frequency, with the E / 2 frequencies repeated (Su et al.
+    2021, arXiv:2104.09864). Both are [T, E] for positions [T], and [B, 1, T, E] for [B, T].
 
-    They are computed in every forward pass, which is cheap, so that ranks don't have to synchronize
-    buffers.
+    They are computed in every forward pass, which is cheap and means that ranks have no buffers to
+    synchronize.
     """
     size = shape.head_features
     waves = shape.rope_theta ** (torch.arange(0, size, 2, device=positions.device).float() / size)
@@ -291,11 +292,11 @@ def rotary_table(shape: Model, positions: Tensor) -> Rotation:
 def stretched(frequencies: Tensor, shape: Model) -> Tensor:
     """Applies Llama 3.1's scaling for long contexts: divides low frequencies by `rope_scaling`.
 
-    It applies in full to waves longer than the original context. It leaves waves shorter than a
-    quarter of it unchanged, and interpolates linearly in between (Grattafiori et al. 2024,
+    Waves longer than the original context are scaled in full, and waves shorter than a quarter of
+    it are unchanged. In between, the scaling is interpolated linearly (Grattafiori et al. 2024,
     arXiv:2407.21783, section 3.4.2; constants from the published config.json).
     """
-    # number of turns of a wave within the original context
+    # full turns of a wave within the original context
     turns = frequencies * (STRETCHED_FROM / (2 * math.pi))
     kept = ((turns - 1) / 3).clamp(0, 1)
     return frequencies * (kept + (1 - kept) / shape.rope_scaling)
@@ -311,8 +312,8 @@ def rotate(x: Tensor, rotation: Rotation) -> Tensor:
 
 
 def extend(cache: Cache, index: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Appends keys and values to block `index` of the cache. Returns all keys and values of the
-    block.
+    """Appends keys and values to block `index` of the cache. Returns all of that block's keys and
+    values.
     """
     if index == len(cache):
         cache.append((k, v))

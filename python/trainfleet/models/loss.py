@@ -1,5 +1,5 @@
-"""Computes losses in nats per predicted token. Logits are converted to fp32, because a sum over the
-vocabulary needs that precision.
+"""Training losses, in nats per predicted token. Logits are converted to fp32, because a sum over
+the vocabulary needs that precision.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from ..config.memory import LOGITS_BYTES
 
 MOST = 2.0**15  # half of the fp16 maximum
 IGNORED = -100  # target of a token that is not predicted
-# Function from fp32 logits [N, V], targets [N] and the reduction to a loss in nats.
+# Function that maps fp32 logits [N, V], targets [N] and a reduction to a loss in nats.
 Surprise = Callable[[Tensor, Tensor, str], Tensor]
 
 
 def surprise(logits: Tensor, targets: Tensor, reduction: str) -> Tensor:
-    """Computes the cross-entropy of logits, which may be a DTensor sliced along the vocabulary."""
+    """Returns the cross-entropy of logits, which may be a DTensor sharded along the vocabulary."""
     return F.cross_entropy(logits, targets, reduction=reduction)
 
 
@@ -31,9 +31,9 @@ def next_token_loss(
     reduction: str = "mean",
     surprise: Surprise = surprise,
 ) -> Tensor:
-    """Computes the cross-entropy of every position of x [B, T, D] against targets [B, T].
+    """Returns the cross-entropy of every position of x [B, T, D] against targets [B, T].
 
-    If all logits would exceed LOGITS_BYTES, they are computed in pieces, together with their
+    If the logits would exceed LOGITS_BYTES, they are computed in pieces, together with their
     gradients (`Pieces`). A rank with a part of the sequence also has a slice of the vocabulary, so
     it computes all logits at once.
     """
@@ -56,12 +56,12 @@ def next_token_loss(
 
 class Pieces(torch.autograd.Function):
     """Summed cross-entropy of x [N, D] through a matrix [V, D]. The forward pass computes the loss
-    and the gradients in pieces of x.
+    and its gradients in pieces of x.
 
-    No logits are kept for the backward pass. They are not computed again either, which would cost
-    the head four matrix products instead of three. torch.utils.checkpoint computes them again and
-    does not run on PyTorch/XLA (2.9). Once compiled, it saves nothing, because the backward pass
-    computes all logits before it uses any (torch 2.13). torch.compile does not compile torch's
+    No logits are kept for the backward pass. They are not recomputed either, which would cost the
+    head four matmuls instead of three. torch.utils.checkpoint recomputes them and does not run on
+    PyTorch/XLA (2.9). Once compiled, it saves nothing, because the backward pass computes all
+    logits before it uses any (torch 2.13). torch.compile does not compile torch's
     linear_cross_entropy (2.13).
     """
 
@@ -90,8 +90,8 @@ class Pieces(torch.autograd.Function):
 
 
 def surprise_and_slope(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the summed cross-entropy of fp32 logits [N, V] and its gradient, which overwrites the
-    logits.
+    """Returns the summed cross-entropy of fp32 logits [N, V] and its gradient. The gradient
+    overwrites the logits.
     """
     guessed = (targets != IGNORED)[:, None]
     places = torch.where(guessed, targets[:, None], 0)
@@ -103,10 +103,10 @@ def surprise_and_slope(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]
 
 
 def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Adds a matrix product to `total` in place. Needs no copy if all tensors have the same number
-    format.
+    """Adds a matmul's result to `total` in place, without a copy if all tensors have the same
+    dtype.
 
-    `left` has numbers up to 1. In fp16, `right` is scaled down so that no sum overflows, because
+    `left` has magnitudes up to 1. In fp16, `right` is scaled down so that no sum overflows, because
     the loss scale is applied only later.
     """
     if left.dtype == torch.half:
@@ -114,7 +114,7 @@ def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
         total.addcmul_(left @ (right * room).half(), 1 / room)
     elif total.dtype == left.dtype == right.dtype:
         total.addmm_(left, right)
-    else:  # autocast casts the products but not the weights
+    else:  # autocast casts matmuls but not weights
         total.add_(left @ right.to(left.dtype))
 
 
@@ -133,12 +133,12 @@ def hidden_token_loss(
     reduction: str = "mean",
     surprise: Surprise = surprise,
 ) -> Tensor:
-    """Computes the cross-entropy of positions in x [B, T, D] with a target other than IGNORED, at
+    """Returns the cross-entropy of the positions in x [B, T, D] whose target is not IGNORED, at
     most `guesses` per sequence.
 
-    Only these positions pass through the output layer, which saves a tenth of all FLOPs for
-    BERT-Large. Their number is an argument, because counting them would make the host wait for the
-    device. If x is one of `parts` of each sequence, the mean over all parts is the mean loss.
+    Only these positions pass through the output layer, which saves a tenth of BERT-Large's FLOPs.
+    Their number is an argument, because counting them would make the host wait for the device. If x
+    is one of `parts` of each sequence, averaging over all parts gives the mean loss.
     """
     count, length = targets.shape
     # one additional position, which fills unused places in `chosen`
@@ -151,7 +151,7 @@ def hidden_token_loss(
 def first_positions(mask: Tensor, size: int) -> Tensor:
     """Returns the first `size` positions at which a mask [N] is true, padded with N - 1.
 
-    It uses a cumulative sum and a scatter, which every device supports. PyTorch/XLA lacks
+    A cumulative sum and a scatter work on every device, whereas PyTorch/XLA lacks
     torch.nonzero_static (2.13).
     """
     # The additional last place receives all positions that are not selected.

@@ -1,5 +1,5 @@
-"""Defines the base class of all models, and the plan for splitting a model over ranks. The plan
-lists module names, so any library of parallel layers can apply it.
+"""Base class of all models, and the plan for splitting a model over ranks. The plan lists module
+names, so any tensor-parallel library can apply it.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ class Network(nn.Module, ABC):
 
     plan: ClassVar[ParallelPlan]
     shape: Model
-    # Positions [T] of this rank's tokens in their sequence, or None for 0, 1, 2 ... The engine sets
-    # them if it splits sequences.
+    # Sequence positions [T] of this rank's tokens, or None for 0, 1, 2 ... The engine sets them if
+    # it splits sequences.
     positions: Tensor | None = None
-    parts: int = 1  # number of ranks over which each sequence is split
-    # The engine may replace this by a function for vocabulary-sharded logits.
+    parts: int = 1  # ranks over which each sequence is split
+    # The engine may replace it with a function for vocabulary-sharded logits.
     surprise: Surprise = staticmethod(surprise)
 
     @abstractmethod
     def features(self, tokens: Tensor) -> Tensor:
-        """Returns the input [B, T, D] of the head.
+        """Returns the head's input [B, T, D].
 
-        A pipeline stage is a model without the modules of other stages. It takes the hidden state
-        of the previous stage instead of tokens, and returns the input of the next stage.
+        A pipeline stage is a model without the other stages' modules. It takes the previous stage's
+        hidden state instead of tokens, and returns the next stage's input.
         """
 
     @abstractmethod
@@ -48,22 +48,19 @@ class Network(nn.Module, ABC):
         """Returns the loss for the output of `features`."""
 
     def positions_of(self, tokens: Tensor, start: int = 0) -> Tensor:
-        """Returns the positions [T] in the sequence of tokens [B, T], or of a hidden state [B, T,
-        D].
-        """
+        """Returns the sequence positions [T] of tokens [B, T], or of a hidden state [B, T, D]."""
         if self.positions is not None:
             return self.positions
         return torch.arange(start, start + tokens.shape[1], device=tokens.device)
 
     @abstractmethod
     def initial(self, name: str) -> tuple[float, float]:
-        """Returns mean and standard deviation of the normal distribution for a parameter's initial
-        values.
+        """Returns the mean and standard deviation of the normal distribution from which a parameter
+        is initialized.
         """
 
     @torch.no_grad()
     def initialize(self, seed: int) -> None:
-        """Initializes every weight."""
         for name, parameter in self.named_parameters():
             generator = torch.Generator(parameter.device)
             parameter.copy_(self.draw(name, parameter.shape, seed, generator.manual_seed))
@@ -71,8 +68,8 @@ class Network(nn.Module, ABC):
     def draw(
         self, name: str, size: Sequence[int], seed: int, generator: Callable[[int], torch.Generator]
     ) -> Tensor:
-        """Draws initial values of a parameter on the generator's device. They depend only on seed
-        and name, so all ranks draw the same values.
+        """Draws a parameter's initial values on the generator's device. They depend only on the
+        seed and the name, so all ranks draw the same values.
         """
         mean, std = self.initial(name)
         digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
@@ -82,7 +79,7 @@ class Network(nn.Module, ABC):
 
 
 class Total(nn.Module):
-    """Identity module for the loss. The engine hooks it to complete a loss computed on vocabulary
+    """Identity applied to the loss. The engine hooks it to complete a loss computed on vocabulary
     slices.
     """
 
@@ -93,8 +90,7 @@ class Total(nn.Module):
 class Attend(nn.Module):
     """Attention: softmax(q k^T / sqrt(E)) v over the positions that each query may attend to.
 
-    It is a separate module, so that the engine can replace it by attention to the keys of other
-    ranks.
+    It is a separate module, so that the engine can replace it with attention to other ranks' keys.
     """
 
     def __init__(self, causal: bool, dropout: float = 0.0) -> None:
@@ -106,8 +102,8 @@ class Attend(nn.Module):
         K query heads.
 
         A mask [B, 1, T, S] marks the keys that each query attends to. Without a mask, a single
-        query attends to all keys. Several queries attend causally, which SDPA aligns to the top
-        left corner. That is correct only for an empty cache, as in `generate`.
+        query attends to all keys, and several queries attend causally. SDPA aligns the causal mask
+        to the top left corner, which is correct only for an empty cache, as in `generate`.
         """
         causal, dropout = (
             mask is None and self.causal and q.shape[2] > 1,
@@ -120,14 +116,14 @@ class Attend(nn.Module):
 
 
 def positions_within(documents: Tensor) -> Tensor:
-    """Returns each token's position in its document, [B, T], from the document indices [B, T]."""
+    """Returns each token's position in its document, [B, T], given document indices [B, T]."""
     positions = torch.arange(documents.shape[1], device=documents.device).expand(documents.shape)
     begins = F.pad(documents.diff(dim=1) != 0, (1, 0), value=True)
     return positions - torch.where(begins, positions, 0).cummax(1).values
 
 
 def causal_within(documents: Tensor) -> Tensor:
-    """Returns a mask [B, 1, T, T] by which each query attends to its own key and to earlier keys in
+    """Returns a mask [B, 1, T, T] that lets each query attend to its own key and to earlier keys in
     its document.
     """
     same = documents[:, None, :, None] == documents[:, None, None, :]
@@ -136,18 +132,18 @@ def causal_within(documents: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class ParallelPlan:
-    """Module names, relative to the model, for splitting it; `*` matches any block.
+    """Module names, relative to the model, that define how to split it; `*` matches any block.
 
     Tensor parallelism splits `column` layers by output features (entire heads), `row` layers by
-    input features, and `embeddings` by vocabulary. The outputs of `row` layers are summed. With
-    tensor parallelism, the sequence is split after the module `divided`. `norms` process a part of
-    it, and `gathered` modules need all of it.
+    input features, and `embeddings` by vocabulary. The outputs of `row` layers are summed. After
+    the module `divided`, the sequence is split over the tensor-parallel ranks. `norms` process one
+    part of it, and `gathered` modules require all of it.
 
-    A pipeline may cut between `blocks`. `first` modules are only in the first stage, `last` modules
-    only in the last. `head` computes the logits. `alike` modules are replicated on every rank and
-    receive the entire sequence. `head_norms` process entire heads [B, T, heads, E], of which each
-    rank has some. `copied` are `column` layers that may have fewer heads than ranks. Some ranks
-    then have the same heads.
+    A pipeline may cut between `blocks`. `first` modules are only in the first stage, and `last`
+    modules only in the last. `head` computes the logits. `alike` modules are replicated on every
+    rank and receive the entire sequence. `head_norms` process entire heads [B, T, heads, E], of
+    which each rank holds some. `copied` lists `column` layers that may have fewer heads than ranks;
+    some ranks then hold the same heads.
     """
 
     blocks: str

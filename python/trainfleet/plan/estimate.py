@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from math import exp
+from math import exp, log
 
 from ..config import Config
 from ..config.goodput import Goodput, foresee
@@ -20,6 +20,7 @@ from ..config.speed import GROUPS, StepTime
 from ..config.speed_inputs import predict
 from ..hardware import cpu_speed, node_types
 from ..hardware.accelerators import Accelerator
+from ..hardware.node_types import Tariff
 
 # environment variable with Bill.paid, for a launcher that can't query the price
 PAID = "TRAINFLEET_PAID"
@@ -116,17 +117,28 @@ class Experience:
     to the predicted speed.
 
     `parts` is the ratio of measured to predicted seconds for each group of a step's parts, if the
-    runs had another layout.
+    runs had another layout. `share` is the part of the logarithm of each ratio that corrects a
+    prediction. It grows with the number of runs, because one run may have been disturbed.
     """
 
     runs: int
     of: str
     ratio: float
     parts: Mapping[str, float] = field(default_factory=dict)
+    share: float = 1.0
 
     def correct(self, step: StepTime) -> StepTime:
         """Returns the predicted step time, corrected by the results of those runs."""
-        return step.corrected(self.parts or dict.fromkeys(GROUPS, 1 / self.ratio))
+        ratios = self.parts or dict.fromkeys(GROUPS, 1 / self.ratio)
+        return step.corrected({group: ratio**self.share for group, ratio in ratios.items()})
+
+    @property
+    def spread(self) -> float:
+        """Returns the spread of a corrected prediction, with the part of the ratio that does not
+        count yet.
+        """
+        known = BASE if self.of == "this hardware" else PROFILED
+        return known + (1 - self.share) * abs(log(self.ratio))
 
 
 @dataclass(frozen=True)
@@ -136,7 +148,8 @@ class Estimate:
 
     `usd` covers set-up to teardown (`Bill`). `nodes` is the number of paid nodes. `step` has the
     seconds per part of a step, or None on unknown devices. `experience` corrected the seconds.
-    `seconds` is the time of the steps only. `spread` is `spread_of` the step. CPUs have no
+    `seconds` is the time of the steps only. `model` is the seconds per step without `experience`.
+    `spread` is `spread_of` the step. CPUs have no
     `goodput`, because no failure rate is published for them.
     """
 
@@ -154,6 +167,7 @@ class Estimate:
     nodes: int = 1
     spread: float = 0.0
     goodput: Goodput | None = None
+    model: float | None = None
 
     @property
     def elapsed(self) -> float | None:
@@ -176,7 +190,13 @@ class Estimate:
         speed = round(tokens / self.seconds, 1) if self.seconds else None
         # US dollars spent by the end of training
         usd = self.usd - self.bill.idle(self.nodes) if self.usd and self.bill else self.usd
-        return {"tokens_per_second": speed, "memory_bytes": float(self.memory.total), "usd": usd}
+        memory = float(self.memory.total)
+        return {
+            "tokens_per_second": speed,
+            "memory_bytes": memory,
+            "usd": usd,
+            "step_seconds": self.model,
+        }
 
 
 def estimate(config: Config, bill: Bill | None, experience: Experience | None = None) -> Estimate:
@@ -184,8 +204,8 @@ def estimate(config: Config, bill: Bill | None, experience: Experience | None = 
     the fleet's cost, or None if unknown.
     """
     device, format_ = config.fleet.rank_device, format_of(config)
-    step = predict(config)
-    step = experience.correct(step) if step and experience else step
+    model = predict(config)
+    step = experience.correct(model) if model and experience else model
     seconds = config.train.steps * step.total if step else None
     needs = Estimate(
         count_parameters(config.model),
@@ -202,6 +222,7 @@ def estimate(config: Config, bill: Bill | None, experience: Experience | None = 
         config.fleet.nodes,
         _spread(step, device, experience),
         foresee(config, step.total) if step and device else None,
+        model.total if model else None,
     )
     if bill is None or (seconds is None and not bill.is_free):
         return needs
@@ -209,13 +230,17 @@ def estimate(config: Config, bill: Bill | None, experience: Experience | None = 
 
 
 def list_price(config: Config) -> float | None:
-    """Returns the US dollars per hour of a node: the config's price, otherwise the list price of
-    its EC2 type. Returns None if neither is known.
-    """
+    """Returns the US dollars per hour of a node, or None if no price is known."""
+    known = tariff_of(config)
+    return known.usd_per_hour if known else None
+
+
+def tariff_of(config: Config) -> Tariff | None:
+    """Returns the config's price of a node, otherwise the first tariff of its EC2 type."""
     own, row = config.fleet.accelerator, config.fleet.node_type
     if own and own.usd_per_hour is not None:
-        return own.usd_per_hour
-    return row.usd_per_hour if row else None
+        return Tariff("own", own.usd_per_hour, "fleet.accelerator.usd_per_hour")
+    return next(iter(row.tariffs), None) if row else None
 
 
 def _flops(config: Config) -> float:
@@ -230,7 +255,7 @@ def _spread(
 ) -> float:
     """Returns the spread of a prediction, which runs on this hardware narrow."""
     if experience:
-        return BASE if experience.of == "this hardware" else PROFILED
+        return experience.spread
     return spread_of(step, bool(device and device.fitted)) if step else 0.0
 
 

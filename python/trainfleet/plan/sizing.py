@@ -19,6 +19,7 @@ from .estimate import Bill, spread_of
 
 DAY = 86400.0
 LARGEST = 10_000  # nodes
+MOST_TOKENS = 1e16  # over 250 times the tokens of Qwen3 (arXiv:2505.09388)
 KNEE = 1.1  # maximum cost per token at the table's knee, relative to the lowest cost
 # Tokens per parameter that make the best use of a given compute budget (Hoffmann et al. 2022,
 # arXiv:2203.15556)
@@ -95,8 +96,9 @@ def sizes(config: Config, wish: Wish, bill: Bill | None) -> list[Size]:
             "give a number of nodes"
         )
         raise ConfigError.of("USD", what, next="make plan DAYS=... TOKENS=...")
+    require_possible(config, wish)
     found = [
-        size for nodes in _counts(config) if (size := _size(config, nodes, wish, bill, device))
+        size for nodes in _counts(config) if (size := size_of(config, nodes, wish, bill, device))
     ]
     if not found and wish.usd is not None and bill and bill.whole(1, 0.0) >= wish.usd:
         what = (
@@ -115,6 +117,17 @@ def sizes(config: Config, wish: Wish, bill: Bill | None) -> list[Size]:
             next="set a larger train.global_batch_size, or a smaller model",
         )
     return found
+
+
+def require_possible(config: Config, wish: Wish) -> None:
+    """Raises ConfigError if TOKENS is less than one step, or more than any fleet can train on."""
+    step = config.train.global_batch_size * config.train.sequence_length
+    if wish.tokens is None or step <= wish.tokens <= MOST_TOKENS:
+        return
+    bound = f"less than one step of {step:,} tokens"
+    if wish.tokens > step:
+        bound = f"more than {MOST_TOKENS:g}, which would take any fleet decades"
+    raise ConfigError.of("TOKENS", f"{wish.tokens:g} is {bound}", next="make plan TOKENS=1e12")
 
 
 def answer(found: Sequence[Size], wish: Wish, fleet: int | None = None) -> Size:
@@ -197,7 +210,7 @@ def _counts(config: Config) -> Iterator[int]:
     yield from sorted(count for count in counts if count <= LARGEST)
 
 
-def _size(
+def size_of(
     config: Config, nodes: int, wish: Wish, bill: Bill | None, device: Accelerator
 ) -> Size | None:
     around = bill.whole(nodes, 0.0) if bill else 0.0

@@ -17,10 +17,11 @@ from ..config.goodput import Goodput, best_minutes
 from ..config.memory import passes_of
 from ..config.sizes import flops_in_words
 from ..config.speed import StepTime
+from ..config.speed_inputs import warnings
 from ..config.tables import read_table
 from ..hardware import node_types
 from ..plan import neuron_environment
-from ..plan.estimate import LIKELY_MEMORY, Estimate
+from ..plan.estimate import LIKELY_MEMORY, Estimate, tariff_of
 from ..plan.fabric_environment import fabric_settings
 from ..plan.job import Artifact, Request
 from ..plan.plan import Plan, degrees
@@ -241,6 +242,7 @@ def _estimates(config: Config, needs: Estimate) -> Iterator[tuple[str, str]]:
             f"about {rough(speed)} tokens/s, {rough(speed / config.world_size)} per rank, an MFU "
             f"of {mfu:.0%}, {basis}",
         )
+        yield from (("", f"warning: {why}") for why in warnings(config))
         if figure := beside(config):
             yield "", f"{rough(speed / fleet.nodes)} per node; {figure}"
         if needs.step:
@@ -257,12 +259,14 @@ def _estimates(config: Config, needs: Estimate) -> Iterator[tuple[str, str]]:
         yield "time", f"about {duration(elapsed)}; {likely} for four of five such runs"
         if needs.goodput:
             yield "", _useful(needs.goodput, elapsed)
+        if fleet.is_told:
+            yield "", _before(needs)
     else:
         yield "time", "unknown on this hardware"
     if needs.usd is None:
         yield (
             "cost",
-            "unknown: no list price"
+            "unknown: neither EC2's on-demand list nor its capacity block rates have a price"
             if needs.bill is None
             else f"${needs.bill.hour(fleet.nodes):,.2f} per hour",
         )
@@ -270,7 +274,8 @@ def _estimates(config: Config, needs: Estimate) -> Iterator[tuple[str, str]]:
         around = (
             f", including ${rough(needs.around)} for setup and idle time" if needs.around else ""
         )
-        yield "cost", f"about ${rough(needs.usd)}{around}" if needs.usd else _free(config)
+        about = f"about ${rough(needs.usd)}{around}{_at(config, needs)}"
+        yield "cost", about if needs.usd else _free(config)
 
 
 def _useful(found: Goodput, elapsed: float) -> str:
@@ -279,7 +284,8 @@ def _useful(found: Goodput, elapsed: float) -> str:
     """
     failures = elapsed / found.between_failures
     text = (
-        f"{found.share:.1%} of it is training; about {failures:,.2g} failures, each of which costs "
+        f"{found.share:.1%} of it is training; about {failures:,.2g} failures "
+        f"({found.source}), each of which costs "
         f"{duration(found.restart)} and half of the {duration(found.interval)} between "
         f"checkpoints; a checkpoint blocks the ranks for {found.stall:.2g} s"
     )
@@ -288,6 +294,21 @@ def _useful(found: Goodput, elapsed: float) -> str:
     if gained < WORTH:
         return text
     return f"{text}; checkpoint.every: {best} min would raise the share by {gained:.1%}"
+
+
+def _before(needs: Estimate) -> str:
+    """Returns the minutes of set-up before the first step, if they are known."""
+    minutes = sum(stage.minutes for stage in needs.bill.before) if needs.bill else 0.0
+    setup = f"set-up takes about {minutes:.0f} min before; " if minutes else ""
+    return f"{setup}waiting in a queue or for machines is not included"
+
+
+def _at(config: Config, needs: Estimate) -> str:
+    """Returns the price per hour with its source, if the bill is for nodes only."""
+    known = tariff_of(config)
+    if known is None or needs.bill is None or needs.bill.node != known.usd_per_hour:
+        return ""
+    return f", at ${known.usd_per_hour:,.2f} per node-hour ({known.source})"
 
 
 def _free(config: Config) -> str:
@@ -335,7 +356,7 @@ def _basis(config: Config, needs: Estimate) -> str:
         by_parts = " (each part of a step separately)" if found.parts else ""
         return (
             f"measured here: corrected by {runs}{by_parts}, which reached {found.ratio:.2f} times "
-            "the predicted speed"
+            f"the predicted speed; {found.share:.0%} of that counts"
         )
     device = config.fleet.rank_device
     if device is None:

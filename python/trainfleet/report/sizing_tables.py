@@ -1,10 +1,10 @@
-"""Tables and a plot of time and cost for a range of node counts, and a table of the best layouts
-for one node count.
+"""Tables and a plot of time and cost for a range of node counts, a table of the best layouts for
+one node count, and a table of instance types.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import exp
 from pathlib import Path
 
@@ -12,17 +12,22 @@ from ..config import Config
 from ..config.layout_search import Choice
 from ..plan import sizing
 from ..plan.estimate import Bill
+from ..plan.machine_choice import SURE, Bid, best, cost
 from ..plan.plan import degrees
 from ..plan.sizing import DAY, Size, Wish, remark, shown
 from .history import duration, percent, quantity, table
 from .plots import BLUE, INK, STYLE, note, save
-from .proposal import PARTS, rough, span
+from .proposal import PARTS, hung, rough, span
 
 ALTERNATIVES = 5  # maximum layouts to show
 EACH = "per billion tokens"
 LAYOUTS = ("", "layout", "micro-batch", "recompute", "memory", "per step", "cost", "limited by")
 SIZES = ("", "nodes", "tokens/s", "MFU", "goodput", "time", "four of five", "cost", EACH, "layout")
 LEFT = ("layout", "recompute", "limited by")
+MOST = 12  # rows of the table of machines
+LATE = 0.05  # chance to meet DAYS below which a fleet is not in that table
+COLUMNS = ("", "machine", "nodes", "terms", "four of five", "in time", "cost", EACH, "layout")
+TEXTS = ("machine", "terms", "layout")
 
 
 def describe_layouts(config: Config, choices: Sequence[Choice], bill: Bill | None) -> Iterator[str]:
@@ -81,11 +86,15 @@ def describe_sizes(
 
 
 def _told(size: Size) -> str:
-    dollars = f" for about ${rough(size.usd)}" if size.usd is not None else ""
-    return f"NODES={size.nodes}: {rough(size.tokens)} tokens in {_likely(size)}{dollars}"
+    return f"NODES={size.nodes}: {rough(size.tokens)} tokens in {timed(size)}"
 
 
-def _likely(size: Size) -> str:
+def timed(size: Size) -> str:
+    """Returns the likely time, and the cost in US dollars if it is known."""
+    return likely(size) + (f" for about ${rough(size.usd)}" if size.usd is not None else "")
+
+
+def likely(size: Size) -> str:
     """Returns the range of run times that covers four out of five such runs."""
     return span(size.days * DAY / exp(size.spread), size.days * DAY * exp(size.spread))
 
@@ -153,8 +162,61 @@ def _size(size: Size, marks: Sequence[tuple[Size, str]]) -> tuple[str, ...]:
         percent(size.mfu),
         f"{size.goodput:.1%}",
         duration(size.days * DAY),
-        _likely(size),
+        likely(size),
         f"${rough(size.usd)}" if size.usd is not None else "",
         each,
         degrees(size.choice.config),
     )
+
+
+def describe_machines(
+    config: Config, found: Sequence[Bid], absent: Mapping[str, str], wish: Wish
+) -> Iterator[str]:
+    """Yields the bids, cheapest first, the reason why each other type is absent, and the answer."""
+    ranked, chosen = sorted(found, key=cost), best(found)
+    likely_late = (bid for bid in ranked if bid.chance is not None and bid.chance < LATE)
+    late = [bid for bid in likely_late if bid is not chosen]
+    rows = [bid for bid in ranked if bid not in late]
+    tokens = rough(chosen.size.tokens)
+    yield from ("", f"machines: {tokens} tokens of {config.model.preset or config.model.family}")
+    yield from indented(table(COLUMNS, [_bid(bid, chosen) for bid in rows[:MOST]], TEXTS))
+    yield from _notes(rows, late, absent)
+    yield from ("", f"answer: {_offered(chosen)}")
+    if chosen.chance is not None:
+        unsure = "; no machine has a better one" if chosen.chance < SURE else ""
+        yield f"        meets DAYS={wish.days:g} with a chance of {chosen.chance:.0%}{unsure}"
+
+
+def _notes(rows: Sequence[Bid], late: Sequence[Bid], absent: Mapping[str, str]) -> Iterator[str]:
+    yield "  ~: predicted from related devices, because no comparable run on it is published"
+    for what, bids in (("dearer", rows[MOST:]), ("too slow for DAYS", late)):
+        named = [f"{bid.name} {bid.tariff.terms} {_each(bid)}" for bid in bids]
+        yield from [hung(f"  {what}: ", ", ".join(named))] if named else []
+    yield from (hung(f"  {name}: ", why) for name, why in absent.items())
+    sources = dict.fromkeys(bid.tariff.source for bid in rows[:MOST])
+    yield hung("  prices: ", f"machines only; {'; '.join(sources)}")
+    yield "  spot: not compared, because EC2 publishes no list of spot prices"
+
+
+def _offered(bid: Bid) -> str:
+    block = " in a capacity block (fleet.aws.block_hours)" * (bid.tariff.terms == "block")
+    return f"{bid.size.nodes:,} x {bid.name}{block}: {timed(bid.size)}"
+
+
+def _bid(bid: Bid, chosen: Bid) -> tuple[str, ...]:
+    size = bid.size
+    return (
+        "*" * (bid is chosen) + "~" * (not bid.fitted),
+        bid.name,
+        f"{size.nodes:,}",
+        bid.tariff.terms,
+        likely(size),
+        "" if bid.chance is None else percent(bid.chance),
+        f"${rough(size.usd or 0.0)}",
+        _each(bid),
+        degrees(size.choice.config),
+    )
+
+
+def _each(bid: Bid) -> str:
+    return f"${rough(bid.size.usd_per_billion or 0.0)}"

@@ -205,9 +205,9 @@ def scratch(log: Path) -> Path:
     return log.with_suffix(".parts")
 
 
-def write_atomic(path: Path, text: str) -> None:
+def write_atomic(path: Path, text: str, durable: bool = True) -> None:
     """Replaces a file atomically. After a power failure, the file contains either the old or the
-    new text in full.
+    new text in full, unless `durable` is false.
     """
     # Threads, or hosts that share the folder, may write the same file concurrently.
     unique = int.from_bytes(os.urandom(6))
@@ -216,13 +216,17 @@ def write_atomic(path: Path, text: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, "w", encoding="utf-8", opener=untrusted_input.opener) as file:
             file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise unwritable(path, error) from error
-    sync_folder(path.parent)
+    finally:
+        with suppress(OSError):  # Clean up even if a signal stops the process during the write.
+            temporary.unlink(missing_ok=True)
+    if durable:
+        sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:

@@ -1,3 +1,3 @@
-"""All access to S3 and CloudWatch: S3 objects, and the synchronization of a node's folders and
-log.
+"""Files in folders and in S3, and everything that a node sends to AWS: its folders to S3, its log
+to CloudWatch.
 """

@@ -1,16 +1,16 @@
-"""Forwards a node's log to Amazon CloudWatch while its job runs.
+"""Forwarder of a node's log to Amazon CloudWatch while its job runs.
 
-TRAINFLEET_LOGS has the region and the log group, for example `us-east-1 /trainfleet/my-run`. If it
-is set, the supervisor starts `python -m trainfleet.storage.cloudwatch LOG START` next to its
+TRAINFLEET_LOGS specifies the region and the log group, such as `us-east-1 /trainfleet/my-run`. If
+it is set, the supervisor starts `python -m trainfleet.storage.cloudwatch LOG START` next to its
 command. The forwarder polls the log for lines after byte START every EVERY seconds. When the
-supervisor ends for any reason, the forwarder's stdin closes, and it polls a last time. The stream
-is named after the log, for example `runs/x/node-0`.
+supervisor exits for any reason, the forwarder's stdin closes and it polls a last time. The log
+stream is named after the log, such as `runs/x/node-0`.
 
-The forwarder never ends the command, and delays its end by at most TO_END seconds. Verdicts and
-reports read the log file, not CloudWatch. A failed request is retried. If CloudWatch denies access,
-the forwarder reports that once in the node's log and gives up.
+The forwarder never ends the command, and delays its end by at most TO_END seconds.
+Verdicts and reports read the log file, not CloudWatch. Failed requests are retried. If CloudWatch
+denies access, the forwarder reports that once in the node's log and gives up.
 
-Source of the request limits: CloudWatch Logs' API reference, PutLogEvents (read 2026-11-22).
+Source of the request limits: CloudWatch Logs API reference, PutLogEvents (read 2026-11-22).
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ LOGS = "TRAINFLEET_LOGS"
 FORWARDER = "logs"  # author of the forwarder's lines in the node's log
 EVERY = 5.0  # seconds between two polls
 TO_END = 20.0  # seconds for the last poll
-ANSWER = 3.0  # timeout in seconds for CloudWatch to respond
-# limits of a request; CloudWatch adds 26 bytes to the size of each line
+ANSWER = 3.0  # connect and read timeout in seconds
+# limits per request; CloudWatch counts 26 additional bytes per line
 MOST_BYTES, MOST_LINES, BESIDE = (1_000_000, 10_000, 26)
-LONGEST = 256 * 1024 - BESIDE  # maximum bytes of a line
+LONGEST = 256 * 1024 - BESIDE  # maximum line size in bytes
 NEVER = (
     "AccessDeniedException",
     "ResourceNotFoundException",
@@ -51,7 +51,7 @@ NEVER = (
 
 @contextmanager
 def forwarding(log: Path) -> Iterator[None]:
-    """Forwards a node's log to CloudWatch inside the `with` block, if TRAINFLEET_LOGS is set."""
+    """Forwards a node's log to CloudWatch inside the `with` block if TRAINFLEET_LOGS is set."""
     if LOGS not in os.environ:
         yield
         return
@@ -72,7 +72,7 @@ def forwarding(log: Path) -> Iterator[None]:
 def main(arguments: list[str]) -> int:
     """Runs the forwarder with the arguments LOG and START.
 
-    Returns after the last poll, or once CloudWatch has denied access.
+    Returns after the last poll, or once CloudWatch denies access.
     """
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # Only the supervisor ends this process.
@@ -94,7 +94,7 @@ def main(arguments: list[str]) -> int:
 
 
 class Forwarder:
-    """Sends the lines of a log to a stream, and remembers the position of the next line."""
+    """Sender of a log's lines to a log stream. Remembers where the next line starts."""
 
     def __init__(self, log: Path, start: int, client: Any, group: str, stream: str) -> None:
         self.log, self.start, self.client = log, start, client
@@ -102,7 +102,7 @@ class Forwarder:
         self.made = self.closed = self.troubled = False
 
     def look(self) -> bool:
-        """Sends new complete lines. Returns False once CloudWatch has denied access."""
+        """Sends new complete lines. Returns False once CloudWatch denies access."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         if not self.log.exists():
@@ -126,13 +126,11 @@ class Forwarder:
         return not self.closed
 
     def _lines(self) -> list[bytes]:
-        """Returns the next complete lines with their line ends, at most as many as fit in a
-        request.
-        """
+        """Returns the next complete lines with their line ends, at most one request's worth."""
         with open(self.log, "rb", opener=untrusted_input.opener) as file:
             file.seek(self.start)
             content = file.read(MOST_BYTES)
-        # The last line may be incomplete. A partial line that fills a request is sent as it is.
+        # The last line may be incomplete. It is sent anyway if it alone fills a request.
         whole = content.rfind(b"\n") + 1 or (len(content) if len(content) == MOST_BYTES else 0)
         lines = io.BytesIO(content[:whole]).readlines()
         size = count = 0
@@ -155,7 +153,7 @@ class Forwarder:
 
 
 def _client(region: str) -> Any:
-    """Returns a CloudWatch Logs client with the credentials of the node's role."""
+    """Returns a CloudWatch Logs client that uses the node role's credentials."""
     import boto3
     from botocore.config import Config
 

@@ -1,24 +1,22 @@
-"""Synchronizes a run folder on this machine with the same folder in S3, in both directions.
+"""Two-way synchronization of a run folder on this machine with its copy in S3.
 
 Layout in S3:
     <address>/results.json                    object of a file that is replaced
     <address>/logs/node-0.log/1-00000042      part of a file that grows, PART bytes each
     <address>/asked/stop  asked/heartbeats/…  requests to nodes, which one listing returns
 
-Only the last part of a growing file is rewritten. A file has one writer, so two machines never
-write the same object. If a growing file is replaced, its new parts get the next generation, which
-is the number before the dash. A resume replaces metrics.jsonl in this way. The state of both
-directions is stored in the folder (STATE). A killed process therefore continues where it stopped,
-and a poll costs one listing and the new bytes.
+Only the last part of a growing file is rewritten. Each file has one writer, so two machines never
+write the same object. If a growing file is replaced, as metrics.jsonl is by a resume, its new parts
+get the next generation, which is the number before the dash. The state of both directions is stored
+in the folder (STATE). A killed process therefore continues where it stopped, and a poll costs one
+listing and the new bytes.
 """
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
-import shutil
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -30,17 +28,17 @@ from ..run import contents, run_folder
 from ..trust import untrusted_input
 from ..trust.errors import S3Error
 from . import s3, sync_rules
+from .files import upload
 
-PART = 2**18  # bytes of a part; the last part of a growing file is rewritten until it is full
-ROOM = 64  # maximum parts of a file that one `push` uploads; later calls upload the rest
-WHOLE = 2**24  # bytes above which an object is uploaded by boto3 and downloaded in pieces
-SPARE = 1 << 30  # bytes of this disk that must remain free
+PART = 2**18  # part size in bytes; the last part of a growing file is rewritten until it is full
+ROOM = 64  # maximum parts per file and `push`; later calls upload the rest
+WHOLE = 2**24  # bytes above which an object is downloaded in pieces
 STATE = contents.SYNCED.name
 ASKED = re.compile(
     r"stop|config\.yaml|given\.yaml|heartbeats/(?:dump|attempts/[0-9]{1,9}(?:\.taken)?)"
 )
 SIGNS = re.compile(r"heartbeats/node-[0-9]{1,9}|handle\.json|request\.json")
-SMALL = 16 * sync_rules.MIB  # maximum bytes of a file that matches ASKED or SIGNS
+SMALL = 16 * sync_rules.MIB  # maximum size in bytes of a file that matches ASKED or SIGNS
 FOLDERS = (
     "",
     "events",
@@ -56,9 +54,9 @@ _PART = re.compile(r"(.+)/([0-9]{1,9})-([0-9]{8})")
 
 @dataclass
 class Sent:
-    """The part of a local file that has been uploaded.
+    """Upload state of a local file.
 
-    If the file grows, these are all bytes before `start`, and then part `number`.
+    If the file grows, all bytes before `start` and then part `number` have been uploaded.
     """
 
     inode: int
@@ -67,15 +65,13 @@ class Sent:
     generation: int = 1
     number: int = 0
     start: int = 0
-    # CRC-32 of the last PART bytes before `size`, because a replaced file may have the same inode
+    # CRC-32 of the last PART bytes before `size`, because a replaced file may reuse the inode
     ending: int = 0
 
 
 @dataclass
 class Brought:
-    """The part of a file in S3 that has been downloaded: the ETag of its object, or the size of
-    each part.
-    """
+    """Download state of a file in S3: the ETag of its object, or the size of each part."""
 
     version: str = ""
     generation: int = 0
@@ -84,9 +80,9 @@ class Brought:
 
 @dataclass(frozen=True)
 class There:
-    """A file in S3, as one object or as parts.
+    """File in S3, as one object or as parts.
 
-    Parts belong to the newest generation (1 or more) and are in order, up to the first gap.
+    Parts belong to the newest generation (1 or more), and are in order up to the first gap.
     """
 
     objects: tuple[s3.Object, ...]
@@ -94,25 +90,23 @@ class There:
 
 
 def travels(name: str) -> int | None:
-    """Returns the maximum bytes of a file to synchronize, or None for a file that is not
-    synchronized.
-    """
+    """Returns a file's maximum bytes to synchronize, or None if it is not synchronized."""
     return SMALL if ASKED.fullmatch(name) or SIGNS.fullmatch(name) else sync_rules.limit(name)
 
 
 def grows(name: str) -> bool:
-    """Tells whether jobs only append to a file."""
+    """Returns whether jobs only append to a file."""
     return name.endswith(sync_rules.GROWING) or name.startswith("tensorboard/")
 
 
 class FolderSync:
-    """Synchronizes a local folder with its address in S3."""
+    """Synchronizer of a local folder with its address in S3."""
 
     def __init__(self, folder: Path, address: str) -> None:
         untrusted_input.seal(folder)
         self.folder, self.address = folder, address.rstrip("/")
         self.sent, self.brought = dict[str, Sent](), dict[str, Brought]()
-        # files in S3 when this process first listed them
+        # files in S3 at the first listing of this process
         self.there: dict[str, There] | None = None
         self._recall()
         self.kept = self._state()
@@ -123,13 +117,13 @@ class FolderSync:
         """Uploads new content of the files that `mine` accepts, small files first.
 
         After an S3Error, the next call uploads the rest. If a local request file is gone, its
-        object is removed. This includes requests that `obeyed` accepts, although they are not
+        object is removed. That includes requests that `obeyed` accepts, although they are never
         uploaded.
         """
         self.there = self.look() if self.there is None else self.there
         names = [name for name in self._names() if mine(name)]
         for name in sorted(names, key=grows):
-            with suppress(FileNotFoundError):  # The file has just been removed.
+            with suppress(FileNotFoundError):  # The file was just removed.
                 self._push(name)
         gone = [
             name
@@ -137,7 +131,7 @@ class FolderSync:
             if ASKED.fullmatch(name) and not (self.folder / name).exists()
         ]
         for name in [name for name in gone if mine(name) or obeyed(name)]:
-            s3.remove(self._object(name))  # The request has been withdrawn.
+            s3.remove(self._object(name))  # The request was withdrawn.
             del self.sent[name]
         self._keep()
 
@@ -154,7 +148,7 @@ class FolderSync:
                 )
         for name in [name for name in self.brought if ASKED.fullmatch(name) and name not in found]:
             del self.brought[name]  # A later request with this name is new.
-            if name == "stop":  # The nodes have stopped, so the request is done.
+            if name == "stop":  # The nodes have stopped, so the request is complete.
                 sync_rules.remove(self.folder, name)
                 self.sent.pop(name, None)
         self._keep()
@@ -165,19 +159,12 @@ class FolderSync:
         found: dict[str, There] = {}
         for entry in s3.list_objects(f"{self.address}/{below}"):
             key = entry.address[len(self.address) + 1 :]
-            if (
-                (match := _PART.fullmatch(key))
-                and grows(match[1])
-                and travels(match[1]) is not None
-            ):
-                parts.setdefault(match[1], {}).setdefault(int(match[2]), {})[int(match[3])] = entry
+            name, match = file_of(key), _PART.fullmatch(key)
+            if travels(name) is None:
                 continue
-            name = key.removeprefix("asked/")
-            if (
-                travels(name) is not None
-                and not grows(name)
-                and self._object(name) == entry.address
-            ):
+            if match and grows(name):
+                parts.setdefault(name, {}).setdefault(int(match[2]), {})[int(match[3])] = entry
+            elif not grows(name) and self._object(name) == entry.address:
                 found[name] = There((entry,))
         for name, generations in parts.items():
             newest = max(generations)
@@ -192,14 +179,14 @@ class FolderSync:
         return {name: there for name, there in found.items() if there.objects}
 
     def waits(self, mine: Callable[[str], bool]) -> bool:
-        """Tells whether a growing file has more content than the last `push` uploaded."""
+        """Returns whether a growing file has more content than the last `push` uploaded."""
         return any(
             not sent.stamp and mine(name) and (self.folder / name).exists()
             for name, sent in self.sent.items()
         )
 
     def _names(self) -> Iterator[str]:
-        """Yields the names of local files that are synchronized."""
+        """Yields the names of local files to synchronize."""
         for inner in FOLDERS:
             folder = self.folder / inner
             for entry in (
@@ -221,14 +208,8 @@ class FolderSync:
         if grows(name):
             self._push_parts(name, stat)
         elif stat.st_size <= (travels(name) or 0):
-            if stat.st_size > WHOLE:
-                s3.upload(self._object(name), str(self.folder / name))
-            else:
-                version = s3.write(
-                    self._object(name), untrusted_input.read_bytes(self.folder / name, WHOLE)
-                )
-                # This machine already has the content, so it must not download it.
-                self.brought[name] = Brought(version)
+            # This machine already has the content, so it must not download it again.
+            self.brought[name] = Brought(upload(self._object(name), self.folder / name))
             self.sent[name] = Sent(stat.st_ino, stat.st_size, stat.st_mtime_ns)
 
     def _push_parts(self, name: str, stat: os.stat_result) -> None:
@@ -241,7 +222,7 @@ class FolderSync:
             elif there:  # Append to the parts of an earlier writer.
                 after, number = there.generation, len(there.objects)
             self.sent[name] = Sent(stat.st_ino, 0, 0, after, number)
-            # Save first: after a kill, the next process then rewrites the same parts.
+            # Save the state first, so that after a kill the next process rewrites the same parts.
             self._keep()
         sent = self.sent[name]
         with open(self.folder / name, "rb", opener=untrusted_input.opener) as file:
@@ -251,13 +232,13 @@ class FolderSync:
                 if sent.size < sent.start + PART:
                     break
                 sent.number, sent.start = sent.number + 1, sent.start + PART
-        # 0 if more content remains
+        # 0 means that more content remains
         sent.stamp = stat.st_mtime_ns if sent.size == stat.st_size else 0
         if replaced:
             self._forget_before(name, sent.generation)
 
     def _continues(self, name: str, before: Sent, stat: os.stat_result) -> bool:
-        """Tells whether a growing file still begins with the bytes that were uploaded."""
+        """Returns whether a growing file still starts with the uploaded bytes."""
         same = before.inode == stat.st_ino and before.size <= stat.st_size
         return same and before.ending == self._ending(name, before.size)
 
@@ -295,7 +276,7 @@ class FolderSync:
                 s3.ABSENT + s3.CHANGED,
             )
             if not data and found.size:
-                return  # The object has been replaced; the next poll downloads the new one.
+                return  # The object was replaced; the next poll downloads the new one.
             self._land(name, start, data)
         self._note(name, Brought(found.version), 0)
 
@@ -321,15 +302,8 @@ class FolderSync:
             self._note(name, have, len(there.objects))
 
     def _land(self, name: str, offset: int, data: bytes) -> None:
-        """Writes like sync_rules.write, but raises RunError if this disk would become too full."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        if shutil.disk_usage(self.folder).free - len(data) < SPARE:
-            raise run_folder.unwritable(
-                self.folder,
-                OSError(
-                    errno.ENOSPC, f"less than {SPARE >> 30} GiB of this disk would remain free"
-                ),
-            )
+        """Writes as sync_rules.write does. Raises RunError if this disk would become too full."""
+        sync_rules.require_room(self.folder, len(data))
         sync_rules.write(self.folder, name, offset, data)
 
     def _note(self, name: str, have: Brought, parts: int) -> None:
@@ -383,7 +357,7 @@ class FolderSync:
 
 
 def file_of(key: str) -> str:
-    """Returns the name of the file whose content an object has, completely or in part."""
+    """Returns the name of the file that an object stores, completely or in part."""
     match = _PART.fullmatch(key)
     return match[1] if match and grows(match[1]) else key.removeprefix("asked/")
 

@@ -1,13 +1,13 @@
-"""Accesses S3, or a compatible server (AWS_ENDPOINT_URL). All access to sources, datasets,
-checkpoints and run folders in S3 uses this module.
+"""Access to S3 or a compatible server (AWS_ENDPOINT_URL) for sources, datasets, checkpoints and run
+folders.
 
 An object is identified by its address, s3://bucket/key. boto3 retries a request if S3 is busy or
-the connection breaks. It tries ten times, which takes about a minute, or AWS_MAX_ATTEMPTS times. It
-transfers large objects in parts. A permanent failure raises S3Error with the address, the cause and
-the next command. boto3 is imported at the first request.
+the connection breaks: ten attempts, which take about a minute, or AWS_MAX_ATTEMPTS. A permanent
+failure raises S3Error with the address, the cause and the next command. boto3 is imported at the
+first request.
 
-Responses are validated. A listing may only have names below its prefix, and its length is limited.
-An object may not be larger than its reader allows.
+Responses are validated. A listing may contain only names below its prefix, and is limited in
+length. An object may not be larger than its reader allows.
 """
 
 from __future__ import annotations
@@ -15,37 +15,36 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from functools import cache
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 from ..process.install_paths import installing_package
 from ..trust.errors import S3Error
 
 SCHEME = "s3://"
-# attempts per request with boto3's backoff and jitter; S3 answers 503 while it splits a prefix
+# attempts per request with boto3's backoff and jitter; S3 returns 503 while it splits a prefix
 TRIES = 10
-# timeouts in seconds to connect and between bytes of a response; S3 sends blanks while it works
+# timeouts in seconds to connect, and between bytes of a response; S3 sends blanks while it works
 CONNECT, ANSWER = 10, 20
-# attempts per request without a response; a wrong endpoint would otherwise block for minutes
+# attempts per request that times out; a wrong endpoint would otherwise block for minutes
 SILENCES = 3
-PART = 2**24  # bytes of a part of a large object, which may have 10,000 parts
-# parallel parts per object; they suffice for the bandwidth of a node on which all ranks write
+PART = 2**24  # part size in bytes of a large object, which may have 10,000 parts
+# parallel parts per object, enough to use a node's full bandwidth while all ranks write
 AT_ONCE = 4
-SMALL = 2**28  # default maximum bytes of an object that is read into memory
+SMALL = 2**28  # default maximum size in bytes of an object that is read into memory
 LARGEST = (
     2**46
-    # Maximum bytes of an object. S3 allows 50 TB:
+    # Maximum object size in bytes. S3 allows 50 TB:
     # https://docs.aws.amazon.com/AmazonS3/latest/userguide/upload-objects.html
 )
-LISTED = 10**7  # maximum entries of a listing, which a faulty server may never end
-BATCH = 1000  # maximum objects that S3 removes in one request
-# A page of a listing has at least one of these keys.
+LISTED = 10**7  # maximum entries per listing, because a faulty server may never end it
+BATCH = 1000  # maximum objects that S3 removes per request
+# Every page of a listing contains at least one of these keys.
 LISTING = {"IsTruncated", "KeyCount", "Name", "Contents", "CommonPrefixes", "Uploads"}
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 ABSENT = ("404", "NoSuchKey", "NotFound")
@@ -75,8 +74,8 @@ OF_CREDENTIALS = {
 
 @dataclass(frozen=True)
 class Object:
-    """An object in a listing. `version` is its ETag, and `modified` its last change by S3's clock
-    (unix).
+    """Object in a listing. `version` is its ETag, and `modified` its last modification by S3's
+    clock (unix).
     """
 
     address: str
@@ -86,14 +85,14 @@ class Object:
 
 
 def list_objects(prefix: str) -> list[Object]:
-    """Returns every object whose address begins with `prefix`, ordered by key."""
+    """Returns all objects with an address that starts with `prefix`, ordered by key."""
     bucket = split(prefix)[0]
     entries = _pages("list_objects_v2", "Contents", prefix)
     return [_object(f"{SCHEME}{bucket}/{entry['Key']}", entry) for entry in entries]
 
 
 def list_folders(prefix: str) -> list[str]:
-    """Returns the distinct parts of keys between `prefix` and the next slash."""
+    """Returns the distinct key parts between `prefix` and the next slash."""
     begins = len(split(prefix)[1])
     return [
         entry["Prefix"][begins:-1]
@@ -102,29 +101,31 @@ def list_folders(prefix: str) -> list[str]:
 
 
 def stat(address: str) -> Object | None:
-    """Returns the size and ETag of an object, or None if it does not exist."""
+    """Returns an object's size and ETag, or None if it does not exist."""
     with explained(address):
         head = request("head_object", address, unless=ABSENT)
         return head and Object(address, head["ContentLength"], head["ETag"])
 
 
 def read(address: str, most: int = SMALL) -> bytes | None:
-    """Returns an entire object of at most `most` bytes, or None if it does not exist."""
+    """Returns an object of at most `most` bytes, or None if it does not exist."""
     found = read_version(address, most)
     return found and found[0]
 
 
 def read_version(address: str, most: int = SMALL) -> tuple[bytes, str] | None:
-    """Returns an object like `read`, with its ETag."""
+    """Returns an object as `read` does, with its ETag."""
     return _get(address, most, unless=ABSENT)
 
 
 def read_range(
     address: str, start: int, end: int, version: str = "", unless: tuple[str, ...] = ()
 ) -> bytes:
-    """Returns bytes [start, end) of an object, or b"" if S3 answers with an error code in `unless`.
+    """Returns bytes [start, end) of an object, or b"" if S3 responds with an error code in
+    `unless`.
 
-    Raises S3Error if the bytes do not exist, or if the object no longer has the ETag `version`.
+    Raises S3Error if the bytes do not exist, or if `version` is given and differs from the object's
+    ETag.
     """
     if end <= start:
         return b""
@@ -139,37 +140,19 @@ def read_range(
     return found[0]
 
 
-def write(address: str, content: bytes) -> str:
-    """Writes a small object atomically and returns its ETag."""
+def write(address: str, content: bytes, **condition: str) -> str:
+    """Writes a small object atomically. Returns its ETag, or "" if its condition failed."""
+    unless = ABSENT + CHANGED if condition else ()
     with explained(address):
-        return str(request("put_object", address, Body=content)["ETag"])
-
-
-def write_if(address: str, content: bytes, version: str) -> str:
-    """Writes a small object if its current ETag is `version`, or with "" if it does not exist.
-    Returns its ETag, or "" if the condition failed.
-    """
-    condition = {"IfMatch": version} if version else {"IfNoneMatch": "*"}
-    with explained(address):
-        answer = request("put_object", address, unless=ABSENT + CHANGED, Body=content, **condition)
+        answer = request("put_object", address, unless=unless, Body=content, **condition)
         return str(answer["ETag"]) if answer else ""
 
 
-def upload(address: str, source: str) -> None:
-    """Uploads a local file, in parts if it is large. The object is visible once it is complete."""
-    bucket, key = split(address)
-    with explained(address):
-        client().upload_file(source, bucket, key, Config=_transfer())
-
-
-def download(address: str) -> BinaryIO:
-    """Downloads an object to a temporary local file, which is deleted when it is closed."""
-    bucket, key = split(address)
-    copy = tempfile.TemporaryFile()  # noqa: SIM115  the caller closes it
-    with explained(address):
-        client().download_fileobj(bucket, key, copy, Config=_transfer())
-    copy.seek(0)
-    return cast(BinaryIO, copy)
+def write_if(address: str, content: bytes, version: str) -> str:
+    """Writes a small object if its current ETag is `version`, or if `version` is "" and the object
+    does not exist. Returns as `write` does.
+    """
+    return write(address, content, **({"IfMatch": version} if version else {"IfNoneMatch": "*"}))
 
 
 def copy(source: str, address: str) -> None:
@@ -179,7 +162,7 @@ def copy(source: str, address: str) -> None:
 
 
 def remove(address: str, version: str = "") -> None:
-    """Removes an object if it exists. With `version`, removes it only if its ETag matches."""
+    """Removes an object if it exists and, with `version`, only if its ETag matches."""
     request(
         "delete_object",
         address,
@@ -202,7 +185,7 @@ def remove_all(addresses: Iterable[str]) -> None:
 
 
 def abort_uploads(prefix: str) -> None:
-    """Removes the parts of every unfinished upload below `prefix`, because S3 bills for them."""
+    """Removes the parts of all unfinished uploads below `prefix`, because S3 bills for them."""
     for entry in _pages("list_multipart_uploads", "Uploads", prefix):
         request(
             "abort_multipart_upload",
@@ -212,20 +195,20 @@ def abort_uploads(prefix: str) -> None:
 
 
 def clock(address: str) -> float:
-    """Returns the current time by S3's clock (unix), which `modified` also uses."""
+    """Returns the current time by S3's clock (unix), comparable with `Object.modified`."""
     with explained(address):
         answer = client().head_bucket(Bucket=split(address)[0])
         return parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"]).timestamp()
 
 
 def split(address: str) -> tuple[str, str]:
-    """Returns the bucket and the key of an address."""
+    """Splits an address into bucket and key."""
     bucket, _, key = address.removeprefix(SCHEME).partition("/")
     return bucket, key
 
 
 def request(call: str, address: str, *, unless: tuple[str, ...] = (), **words: Any) -> Any:
-    """Sends one request about an object. Returns None if S3 answers with an error code in
+    """Sends one request about an object. Returns None if S3 responds with an error code in
     `unless`.
     """
     bucket, key = split(address)
@@ -244,7 +227,6 @@ def request(call: str, address: str, *, unless: tuple[str, ...] = (), **words: A
 def explained(address: str) -> Iterator[None]:
     """Converts boto3's errors inside the `with` block to S3Error."""
     client()  # Raises S3Error if boto3 is not installed.
-    from boto3.exceptions import Boto3Error
     from botocore import exceptions as boto
     from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 
@@ -254,9 +236,8 @@ def explained(address: str) -> Iterator[None]:
         raise S3Error(
             "S3 needs credentials", where=address, why=str(error), next=CREDENTIALS
         ) from error
-    except (ClientError, Boto3Error, BotoCoreError) as error:
-        answer = getattr(error, "response", None) or getattr(error.__context__, "response", None)
-        if answer is not None:
+    except (ClientError, BotoCoreError) as error:
+        if answer := getattr(error, "response", None):
             raise _refused(address, _reason(answer), str(answer["Error"].get("Code"))) from error
         silent = isinstance(error, (boto.ConnectTimeoutError, boto.ReadTimeoutError))
         often = (
@@ -274,16 +255,14 @@ def explained(address: str) -> Iterator[None]:
 
 
 def client() -> Any:
-    """Returns the S3 client of this process. Threads may share it, but forked processes may not."""
+    """Returns this process's S3 client. Threads may share it, but forked processes may not."""
     return _client(os.getpid())
 
 
 def _get(
     address: str, most: int, *, unless: tuple[str, ...] = (), **words: Any
 ) -> tuple[bytes, str] | None:
-    """Returns the body and ETag of a GET. boto3 does not retry an interrupted body, so this
-    function does.
-    """
+    """Returns the body and ETag of a GET. Retries interrupted bodies, because boto3 does not."""
     from botocore.exceptions import HTTPClientError, IncompleteReadError, ReadTimeoutError
 
     for left in reversed(range(TRIES)):
@@ -303,13 +282,13 @@ def _get(
 
 
 def _pages(call: str, content: str, prefix: str, **words: str) -> list[dict[str, Any]]:
-    """Returns the entries of a listing. Rejects names outside `prefix`, because they become local
-    paths or are deleted.
+    """Returns a listing's entries. Rejects names outside `prefix`, because names become local paths
+    or are deleted.
     """
     (bucket, key), found = split(prefix), list[dict[str, Any]]()
     with explained(prefix):
         for page in client().get_paginator(call).paginate(Bucket=bucket, Prefix=key, **words):
-            # An empty page, or one from a proxy, must not be mistaken for an empty listing.
+            # An empty page, or a proxy's page, must not be mistaken for an empty listing.
             if not LISTING & page.keys():
                 raise _unbelievable(prefix, "the response is not a listing")
             if (
@@ -370,7 +349,7 @@ def _client(process: int) -> Any:
     except (
         BotoCoreError,
         ValueError,
-    ) as error:  # invalid endpoint, profile or number in AWS's environment variables
+    ) as error:  # an invalid endpoint, profile or number in AWS's environment variables
         raise S3Error(
             "can't create a client",
             where=SCHEME,
@@ -380,7 +359,7 @@ def _client(process: int) -> Any:
 
 
 def _end_silence(attempts: int, caught_exception: Exception | None, **_: Any) -> None:
-    """Stops the retries of a request after SILENCES timeouts. boto3 decides all other cases."""
+    """Ends a request's retries after SILENCES timeouts. boto3 decides in all other cases."""
     from botocore.exceptions import ConnectTimeoutError, ReadTimeoutError
 
     if attempts >= SILENCES and isinstance(
@@ -389,19 +368,8 @@ def _end_silence(attempts: int, caught_exception: Exception | None, **_: Any) ->
         raise caught_exception
 
 
-def _transfer() -> Any:
-    from boto3.s3.transfer import TransferConfig
-
-    return TransferConfig(
-        multipart_threshold=PART,
-        multipart_chunksize=PART,
-        max_concurrency=AT_ONCE,
-        preferred_transfer_client="classic",
-    )
-
-
 def _reason(answer: dict[str, Any]) -> str:
-    """Returns the reason why S3 refused a request, with the number of attempts."""
+    """Returns why S3 refused a request, with the number of attempts."""
     code, often = (
         str(answer["Error"].get("Code")),
         answer.get("ResponseMetadata", {}).get("RetryAttempts", 0) + 1,

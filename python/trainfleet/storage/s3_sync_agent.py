@@ -1,14 +1,14 @@
-"""The uplink of a node: synchronizes its folders with S3 while a job runs, and downloads requests
-to the node.
+"""Node uplink: synchronizes a node's folders with S3 while a job runs, and downloads requests to
+the node.
 
 If the nodes share no disk, TRAINFLEET_BUCKET is the S3 prefix of runs/<name> and data/<name>. The
 supervisor then starts `python -m trainfleet.storage.s3_sync_agent ...` next to its command. The
 uplink first downloads the files that the command needs, and then polls every EVERY seconds. When
-the supervisor ends for any reason, the uplink's stdin closes, and it polls a last time. The engine,
+the supervisor exits for any reason, the uplink's stdin closes and it polls a last time. The engine,
 the data loader and the heartbeat therefore use only local folders. A node needs one listing and
 about three small writes every EVERY seconds.
 
-The uplink never ends the command. While S3 can't be reached, the node's log reports it, and files
+The uplink never ends the command. While S3 is unreachable, the node's log reports that, and files
 are uploaded later. A killed uplink is restarted and continues where it stopped
 (storage/folder_sync.py).
 """
@@ -34,25 +34,25 @@ from .folder_sync import ASKED, FolderSync
 # environment variables: s3://bucket/prefix, and the run whose config the command reads
 BUCKET, RUN = ("TRAINFLEET_BUCKET", "TRAINFLEET_RUN")
 EVERY = 2.0  # seconds between two polls
-SIGN = 5.0  # seconds between two heartbeats of this node
-TO_BEGIN = 600.0  # timeout in seconds to download the files that the command needs
-TO_END = 120.0  # timeout in seconds of the last poll, after the command has ended
+SIGN = 5.0  # seconds between two heartbeats
+TO_BEGIN = 600.0  # timeout in seconds to download the command's files
+TO_END = 120.0  # timeout in seconds for the last poll, after the command has exited
 # files that rank 0 needs to resume on an empty node
 RESTORED = re.compile(r"results\.json|search\.json|metrics\.jsonl")
-# Files that nodes do not upload. The `stop` of a SIGTERM is only for this node's ranks; a later
-# attempt must not see it.
+# Files that nodes do not upload. A `stop` file written on SIGTERM is only for this node's ranks, so
+# a later attempt must not see it.
 OTHERS = re.compile(
     r"stop|head\.json|heartbeats/dump|(?:config|given)\.yaml|(?:handle|request)\.json"
 )
 AUTHOR = "uplink"  # author of the uplink's lines in the node's log
-# <address>/nodes/<i>: object that node i writes every SIGN seconds, and removes when its job has
-# ended
+# <address>/nodes/<i>: heartbeat object, which node i writes every SIGN seconds and removes when its
+# job has ended
 NODES = "nodes"
 
 
 class UplinkProcess:
-    """The uplink process of a node, restarted whenever it dies. Leaving the context waits for its
-    last poll.
+    """Uplink process of a node, restarted whenever it dies. Leaving the context waits for its last
+    poll.
     """
 
     def __init__(self, log: Path) -> None:
@@ -64,7 +64,7 @@ class UplinkProcess:
         """Starts the uplink and waits until the command's files have arrived.
 
         Raises:
-            BackendError: the uplink ended before they arrived.
+            BackendError: the uplink exited before they arrived.
         """
         self.process = self._start("restore")
         assert self.process.stdout is not None
@@ -105,7 +105,7 @@ class UplinkProcess:
 
 
 def uplink_for(log: Path) -> AbstractContextManager[None]:
-    """Returns the uplink of a node if its job keeps its folders in S3, or else a null context."""
+    """Returns a node's uplink if its job keeps its folders in S3, otherwise a null context."""
     return UplinkProcess(log) if BUCKET in os.environ else nullcontext()
 
 
@@ -140,7 +140,7 @@ def await_end(ended: threading.Event) -> None:
 
 
 class Uplink:
-    """Synchronizes the folders of a node with S3. The first one is the run folder."""
+    """Synchronizer of a node's folders with S3. The first one is the run folder."""
 
     def __init__(self, log: Path, folders: list[FolderSync]) -> None:
         self.log, self.folders = log, folders
@@ -149,11 +149,11 @@ class Uplink:
         self.signed, self.trouble = 0.0, ""
 
     def fetch(self, restore: bool) -> None:
-        """Downloads the requests. With `restore`, rank 0 also downloads the records that it needs
-        to resume.
+        """Downloads requests. With `restore`, rank 0 also downloads the records that it needs to
+        resume.
 
         Raises:
-            S3Error: the download still fails after TO_BEGIN seconds.
+            S3Error: downloads still fail after TO_BEGIN seconds.
         """
         until = time.monotonic() + TO_BEGIN
         while True:
@@ -170,7 +170,7 @@ class Uplink:
     def look(self) -> bool:
         """Uploads new content and downloads requests. Returns whether that succeeded.
 
-        If that changes, the node's log reports it.
+        Reports in the node's log when synchronization starts to fail and when it recovers.
         """
         try:
             for folder in self.folders:
@@ -196,7 +196,7 @@ class Uplink:
     def end(self) -> bool:
         """Polls until all content is uploaded, then removes the node's heartbeat.
 
-        Returns False if that takes longer than TO_END seconds.
+        Returns False after TO_END seconds without success.
         """
         until = time.monotonic() + TO_END
         while not self.look() or any(folder.waits(is_node_s) for folder in self.folders):
@@ -213,12 +213,12 @@ def is_asked(name: str) -> bool:
 
 
 def is_node_s(name: str) -> bool:
-    """Tells whether a node uploads this file."""
+    """Returns whether nodes upload this file."""
     return not OTHERS.fullmatch(name)
 
 
 def is_obeyed(name: str) -> bool:
-    """Tells whether a node withdraws this request after it has obeyed it."""
+    """Returns whether a node withdraws this request once it has obeyed it."""
     return name == "stop"
 
 

@@ -1,4 +1,4 @@
-"""Defines which files of a run folder are copied between machines, and writes the copies.
+"""Rules for run folder files that are copied between machines, and writes of the copies.
 
 Incoming content is not trusted. Only files with these names are written, up to their maximum sizes.
 Symbolic links below the run folder are never followed, even if they appear during a write. This
@@ -11,6 +11,7 @@ import contextlib
 import errno
 import os
 import re
+import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,9 +23,9 @@ from ..trust.errors import RunError
 
 MIB = 1 << 20
 NAME = r"[A-Za-z0-9_][A-Za-z0-9._=+-]{0,199}"
-# Small files of a run folder, and the maximum bytes to copy of each. Other files stay on their
-# machine: checkpoints, heartbeats, locks, and configs, which differ between machines. So does
-# report.html, which each machine renders for itself because a browser executes it.
+# Small files of a run folder → maximum bytes to copy. All other files stay on their machine:
+# checkpoints, heartbeats, locks, and configs, which differ between machines. report.html stays too:
+# each machine renders its own, because a browser executes it.
 KINDS = {
     r"(results|search|head|standby|handle|request|scaling|rehearsal)\.json|scaling\.md": 16 * MIB,
     r"stop": 0,
@@ -34,14 +35,15 @@ KINDS = {
     rf"tensorboard/{NAME}": 1024 * MIB,
     rf"profile/{NAME}\.json(\.gz)?": 1024 * MIB,
 }
-# files that are truncated if they are too large; other large files are skipped
+# files that are truncated if they are too large; others are skipped instead
 GROWING = (".log", ".jsonl")
-FILES = 50_000  # maximum files of a run folder
+FILES = 50_000  # maximum files per run folder
+SPARE = 1 << 30  # bytes of this disk that always remain free
 FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def limit(name: str) -> int | None:
-    """Returns the maximum bytes to copy of a file, or None for a file that is not copied."""
+    """Returns a file's maximum bytes to copy, or None if the file is not copied."""
     return next((most for pattern, most in KINDS.items() if re.fullmatch(pattern, name)), None)
 
 
@@ -53,7 +55,7 @@ def write(root: Path, name: str, offset: int, data: bytes, stamp: float | None =
 
     Raises:
         FileNotFoundError: the offset is not 0, and the file does not exist.
-        RunError: the folder can't be written, or a link, a folder or a device has the file's name.
+        RunError: the folder can't be written, or a link, folder or device already has that name.
     """
     with _folder_of(root, name) as (folder, last):
         if offset:
@@ -83,18 +85,28 @@ def write(root: Path, name: str, offset: int, data: bytes, stamp: float | None =
             raise
 
 
+def require_room(root: Path, coming: int) -> None:
+    """Raises RunError if less than SPARE of this disk would remain free after writing `coming`
+    bytes.
+    """
+    disk = next(folder for folder in (root, *root.absolute().parents) if folder.is_dir())
+    if coming and shutil.disk_usage(disk).free - coming < SPARE:
+        why = f"less than {SPARE >> 30} GiB of this disk would remain free"
+        raise unwritable(root, OSError(errno.ENOSPC, why))
+
+
 def remove(root: Path, name: str) -> None:
-    """Removes a file if it exists. Raises RunError like `write`."""
+    """Removes a file if it exists. Raises RunError as `write` does."""
     with contextlib.suppress(FileNotFoundError), _folder_of(root, name) as (folder, last):
         os.unlink(last, dir_fd=folder)
 
 
 @contextlib.contextmanager
 def _folder_of(root: Path, name: str) -> Iterator[tuple[int, str]]:
-    """Opens the folder of a file and creates it if needed. Yields its descriptor and the file's
-    name in it.
+    """Opens a file's folder, creating it if needed. Yields its descriptor and the file's name in
+    it.
 
-    Only the run folder may be a symbolic link.
+    Only the run folder itself may be a symbolic link.
     """
     untrusted_input.seal(root)
     try:

@@ -16,10 +16,10 @@
     │   ├── JobFailed       a job failed; the message is its verdict
     │   ├── CloudError      AWS rejected a control request or did not respond (cloud/calls.py)
     │   │   └── NotAsked    AWS could not be reached: no credentials or no connection
+    │   ├── S3Error         S3 rejected a request or did not respond in time; also an OSError
     │   ├── CutOff          this head lost its network, so another host must lead (watch/monitor.py)
     │   └── Missing         not all nodes of a job arrived in time (node/barrier.py)
-    ├── ImageError          a container image can't be built, pushed or used
-    └── S3Error             S3 rejected a request or did not respond in time; also an OSError
+    └── ImageError          a container image can't be built, pushed or used
 
 Any other exception is a bug in trainfleet, and its traceback is printed.
 """  # noqa: E501
@@ -191,7 +191,7 @@ class ImageError(TrainfleetError):
     """A container image can't be built, pushed or used."""
 
 
-class S3Error(TrainfleetError, OSError):
+class S3Error(BackendError, OSError):
     """S3 rejected a request or did not respond in time.
 
     Also an OSError, so that writers handle buckets and disks alike.

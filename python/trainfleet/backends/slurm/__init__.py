@@ -265,12 +265,13 @@ class Slurm(Backend):
         """Returns the config with the site's sbatch settings, and one note per environment variable
         that provides one.
         """
+        config = cluster_file.in_every_zone(self.config)
         if self._known is None:
             # the launch's next query fails too, and reports the reason
             with suppress(BackendError):
-                self._known = options.apply(self.config, options.read(self.engine))
+                self._known = options.apply(config, options.read(self.engine))
         return self._known or (
-            self.config,
+            config,
             ["the settings in sbatch's environment (SBATCH_ACCOUNT ...) are not known yet"],
         )
 

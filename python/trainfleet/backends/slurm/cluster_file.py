@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -32,12 +33,13 @@ from ...plan.job import Artifact
 from ...process.install_paths import ROOT
 
 FILE, SCRIPT = "cluster.yaml", "node.sh"
+QUEUES = "fleet.slurm.parallelcluster.queues"
 HEAD = "c5.4xlarge"  # head node instance type in the AWS article that the recipe follows
 # Allowed SSH source if only Session Manager has access. ParallelCluster's default is all addresses.
 NOBODY = "127.0.0.1/32"
 # operating systems whose Python version is covered by the package lock
 WITH_PYTHON = ("ubuntu2404",)
-NONE_YET = "subnet-00000000000000000"
+NONE_YET = f"fs-{0:017}"  # in a plan, while setup has not created the file system
 HEAD_DISK = 200  # GiB for home folders and the compiler toolchain
 BOUGHT = {
     "on-demand": "ONDEMAND",
@@ -45,39 +47,17 @@ BOUGHT = {
     "reservation": "ONDEMAND",
     "block": "CAPACITY_BLOCK",
 }
+RESERVED_KINDS = ("reservation", "block")
+LONGEST_QUEUE = 25  # characters of a queue's name (ParallelCluster's NAME_MAX_LENGTH)
 CHANGES = ["NEW", "CHANGED", "DELETED"]
 # Type of NVIDIA kernel modules that ParallelCluster's images lack. Since version 3.8, the images
 # contain only the open modules.
 CLOSED = "proprietary"
 # Mount points that ParallelCluster rejects (its ReservedMountDirValidator).
-RESERVED = {
-    f"/{name}"
-    for name in (
-        "bin",
-        "boot",
-        "dev",
-        "etc",
-        "home",
-        "lib",
-        "lib64",
-        "media",
-        "mnt",
-        "opt",
-        "opt/intel",
-        "opt/parallelcluster",
-        "opt/parallelcluster/shared",
-        "opt/slurm",
-        "proc",
-        "root",
-        "run",
-        "sbin",
-        "srv",
-        "sys",
-        "tmp",
-        "usr",
-        "var",
-    )
-}
+RESERVED = re.compile(
+    "/(bin|boot|dev|etc|home|lib|lib64|media|mnt|opt|opt/intel|opt/parallelcluster|"
+    "opt/parallelcluster/shared|opt/slurm|proc|root|run|sbin|srv|sys|tmp|usr|var)"
+)
 
 
 def queues_of(config: Config) -> tuple[Queue, ...]:
@@ -121,9 +101,35 @@ def costs(config: Config, prices: Prices) -> spending.Spending:
     )
 
 
-def subnet_of(config: Config) -> str:
-    """Returns the nodes' subnet, or a placeholder ID of zeros if the network does not exist yet."""
-    return (*config.fleet.aws.subnets, NONE_YET)[0]
+def subnets_of(config: Config) -> tuple[str, ...]:
+    """Returns the nodes' subnets, one per zone. In a plan, their ids are placeholders while the
+    network does not exist.
+    """
+    zones = max(1, len(config.fleet.aws.zones))
+    return config.fleet.aws.subnets or tuple(f"subnet-{number:017}" for number in range(zones))
+
+
+def in_zone(name: str, number: int) -> str:
+    """Returns the name of a queue's copy in a zone. ParallelCluster allows nodes with EFA or in a
+    placement group only in queues with one subnet.
+    """
+    return f"{name}-{number + 1}" if number else name
+
+
+def in_every_zone(config: Config) -> Config:
+    """Returns the config with the partitions of every zone, so that Slurm starts a job in the first
+    zone with capacity. It is unchanged for a single zone, and for a cluster that setup does not
+    create.
+
+    If a zone has no capacity, ParallelCluster sets its nodes down for ten minutes
+    (docs.aws.amazon.com/parallelcluster/latest/ug/slurm-short-capacity-fail-mode-v3.html).
+    """
+    slurm, zones = config.fleet.slurm, range(len(subnets_of(config)))
+    if len(zones) == 1 or not slurm.create:
+        return config
+    asked = (slurm.partition or queues_of(config)[0].name).split(",")
+    every = ",".join(in_zone(name, zone) for zone in zones for name in asked)
+    return replace(config, fleet=replace(config.fleet, slurm=replace(slurm, partition=every)))
 
 
 def artifacts(config: Config, maker: str = "") -> tuple[Artifact, ...]:
@@ -207,7 +213,11 @@ def cluster(config: Config, script: str, maker: str) -> dict[str, Any]:
         "Scheduling": {
             "Scheduler": "slurm",
             "SlurmSettings": _settings(config),
-            "SlurmQueues": [_queue(config, queue, script) for queue in queues_of(config)],
+            "SlurmQueues": [
+                _queue(config, queue, script, zone)
+                for zone in range(len(subnets_of(config)))
+                for queue in queues_of(config)
+            ],
         },
         **(
             {"SharedStorage": [_storage(config)]}
@@ -228,7 +238,7 @@ def _head(config: Config) -> dict[str, Any]:
     access = [{"Policy": f"{policies}/AmazonSSMManagedInstanceCore"}]
     return {
         "InstanceType": aws.bastion_type or HEAD,
-        "Networking": {"SubnetId": wanted.head_subnet or subnet_of(config)},
+        "Networking": {"SubnetId": wanted.head_subnet or subnets_of(config)[0]},
         "Ssh": ssh,
         "LocalStorage": {"RootVolume": {"Size": HEAD_DISK, "Encrypted": True}},
         "Iam": {"AdditionalIamPolicies": access} | _buckets(config),
@@ -258,7 +268,7 @@ def _settings(config: Config) -> dict[str, Any]:
     return settings
 
 
-def _queue(config: Config, queue: Queue, script: str) -> dict[str, Any]:
+def _queue(config: Config, queue: Queue, script: str, zone: int) -> dict[str, Any]:
     aws, row, block = (
         config.fleet.aws,
         node_types.instance(queue.instance_type),
@@ -266,18 +276,18 @@ def _queue(config: Config, queue: Queue, script: str) -> dict[str, Any]:
     )
     target, is_reserved = (
         {"CapacityReservationId": queue.reservation},
-        queue.capacity in ("reservation", "block"),
+        queue.capacity in RESERVED_KINDS,
     )
     compute = {
         "Name": re.sub(r"[^a-z0-9]+", "-", (queue.instance_type or "").partition(".")[0]),
         "Instances": [{"InstanceType": queue.instance_type}],
-        "MinCount": queue.min,
+        "MinCount": 0 if zone else queue.min,
         "MaxCount": queue.max,
         **({"Efa": {"Enabled": True}} if row and row.efa else {}),
         **({"CapacityReservationTarget": target} if is_reserved else {}),
     }
     return {
-        "Name": queue.name,
+        "Name": in_zone(queue.name, zone),
         "CapacityType": BOUGHT[queue.capacity or "on-demand"],
         "ComputeResources": [compute],
         "ComputeSettings": {
@@ -286,7 +296,7 @@ def _queue(config: Config, queue: Queue, script: str) -> dict[str, Any]:
         # AWS chooses the placement of capacity block nodes:
         # https://docs.aws.amazon.com/parallelcluster/latest/ug/launch-instances-capacity-blocks.html
         "Networking": {
-            "SubnetIds": [subnet_of(config)],
+            "SubnetIds": [subnets_of(config)[zone]],
             "PlacementGroup": {"Enabled": not block and bool(row and row.efa)},
         },
         **(
@@ -300,8 +310,8 @@ def _queue(config: Config, queue: Queue, script: str) -> dict[str, Any]:
 
 def _storage(config: Config) -> dict[str, Any]:
     fsx = config.fleet.fsx
-    if fsx.dns_name:
-        settings: dict[str, Any] = {"FileSystemId": fsx.dns_name.partition(".")[0]}
+    if fsx.dns_name or len(config.fleet.aws.zones) > 1:
+        settings: dict[str, Any] = {"FileSystemId": (fsx.dns_name or NONE_YET).partition(".")[0]}
     else:
         settings = {
             "StorageCapacity": fsx.size_gib,
@@ -414,6 +424,7 @@ def refuse(config: Config) -> Iterator[tuple[str, str]]:
             f"{cluster_name(config)}: with accounting, use at most {LONGEST_WITH_DATABASE} "
             "characters",
         )
+    yield from _refuse_zones(config)
     yield from _refuse_queues(config)
     yield from _refuse_storage(config)
 
@@ -437,10 +448,8 @@ def _refuse_neuron(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _refuse_queues(config: Config) -> Iterator[tuple[str, str]]:
-    fleet, key, queues = config.fleet, "fleet.slurm.parallelcluster.queues", queues_of(config)
+    fleet, key, queues = config.fleet, QUEUES, queues_of(config)
     names = [queue.name for queue in queues]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        yield key, f"two queues have the name {', '.join(twice)}"
     for queue in queues:
         yield from ((key, f"{queue.name}: {what}") for what in _lacks(queue))
         row = node_types.instance(queue.instance_type)
@@ -476,6 +485,18 @@ def _refuse_queues(config: Config) -> Iterator[tuple[str, str]]:
         )
 
 
+def _refuse_zones(config: Config) -> Iterator[tuple[str, str]]:
+    key, queues, zones = QUEUES, queues_of(config), len(subnets_of(config))
+    names = [in_zone(queue.name, zone) for queue in queues for zone in range(zones)]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        yield key, f"two queues have the name {', '.join(twice)}"
+    if long := [name for name in names if len(name) > LONGEST_QUEUE]:
+        yield key, f"{long[0]}: with {zones} zones, use at most {LONGEST_QUEUE - 3} characters"
+    if zones > 1 and (bound := [one for one in queues if one.capacity in RESERVED_KINDS]):
+        what = f"{bound[0].name} has capacity {bound[0].capacity}, which is in one zone"
+        yield key, f"{what}; set one zone, not {zones}"
+
+
 def _lacks(queue: Queue) -> Iterator[str]:
     """Yields the queue's invalid or missing settings."""
     row, most = node_types.instance(queue.instance_type), queue.max or 0
@@ -492,7 +513,7 @@ def _lacks(queue: Queue) -> Iterator[str]:
             f"{queue.instance_type} has no EFA, so its nodes can't train together; set max 1, "
             "or use a larger size"
         )
-    if queue.capacity in ("reservation", "block") and not queue.reservation:
+    if queue.capacity in RESERVED_KINDS and not queue.reservation:
         yield f"capacity {queue.capacity} needs a reservation, such as cr-0123456789abcdef0"
     if queue.capacity == "block" and queue.min != most:
         yield f"a capacity block keeps all of its nodes running; set min {most}"
@@ -500,7 +521,10 @@ def _lacks(queue: Queue) -> Iterator[str]:
 
 def _refuse_storage(config: Config) -> Iterator[tuple[str, str]]:
     fsx = config.fleet.fsx
-    makes = makes_file_system(config)
+    makes, zones = makes_file_system(config), len(config.fleet.aws.subnets)
+    if makes and zones > 1:
+        what = "ParallelCluster creates a file system only for a single subnet"
+        yield "fleet.aws.subnets", f"{zones} subnets: {what}; set one, or fleet.fsx.dns_name"
     yield from refuse_size(fsx) if makes else refuse_unmade(fsx)
     if makes and fsx.efa:
         yield (
@@ -514,5 +538,5 @@ def _refuse_storage(config: Config) -> Iterator[tuple[str, str]]:
             f"{fsx.dns_name}: it must begin with the file system's id, like "
             "fs-0123456789abcdef0.fsx...",
         )
-    if (makes or fsx.dns_name) and fsx.mount_point.rstrip("/") in RESERVED:
+    if (makes or fsx.dns_name) and RESERVED.fullmatch(fsx.mount_point.rstrip("/")):
         yield "fleet.fsx.mount_point", f"{fsx.mount_point} is reserved; use for example /fsx"

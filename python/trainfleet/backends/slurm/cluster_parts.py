@@ -4,6 +4,9 @@ Unless the config names subnets, setup creates the network before the cluster, a
 it after the cluster. The network belongs to the config that created the cluster. Other configs that
 use the cluster use the same subnets.
 
+With several zones, the network stack also contains the file system, because ParallelCluster creates
+one only for a single subnet (its ManagedFsxMultiAzValidator).
+
 ParallelCluster creates the file system with DeletionPolicy Retain, so it and its security group
 remain after the cluster is deleted. The config's next cluster finds the file system by tag and
 reuses it. Its security group's rules refer to groups of the deleted cluster. Setup therefore opens
@@ -36,6 +39,7 @@ from ..request_json import artifact
 from .cluster_file import links
 
 FILE = "network.yaml"
+STACK = "aws:cloudformation:stack-id"
 
 
 def network_stack(config: Config, maker: str = "") -> SchedulerStack:
@@ -47,7 +51,7 @@ def network_stack(config: Config, maker: str = "") -> SchedulerStack:
 
 def with_network(config: Config, maker: str = "") -> Config:
     """Returns the config with subnets for the nodes and the head node: the configured ones, or
-    those of the existing network stack.
+    those of the existing network stack. If that stack has a file system, the config names it.
     """
     fleet = config.fleet
     if fleet.aws.subnets:
@@ -56,14 +60,19 @@ def with_network(config: Config, maker: str = "") -> Config:
         state = network_stack(config, maker).stack.look()
     except NotAsked:
         state = None
-    if state is None or not {"Private", "Public"} <= state.outputs.keys():
+    names = ["Private", *(f"Private{number}" for number in range(1, len(fleet.aws.zones)))]
+    if state is None or not {*names, "Public"} <= state.outputs.keys():
         return config
-    cluster = replace(fleet.slurm.parallelcluster, head_subnet=state.outputs["Public"])
-    aws, slurm = (
-        replace(fleet.aws, subnets=(state.outputs["Private"],)),
+    made = state.outputs
+    cluster = replace(fleet.slurm.parallelcluster, head_subnet=made["Public"])
+    aws, slurm, fsx = (
+        replace(fleet.aws, subnets=tuple(made[name] for name in names)),
         replace(fleet.slurm, parallelcluster=cluster),
+        replace(fleet.fsx, dns_name=made["DNSName"], mount_name=made["LustreMountName"])
+        if "DNSName" in made
+        else fleet.fsx,
     )
-    return replace(config, fleet=replace(fleet, aws=aws, slurm=slurm))
+    return replace(config, fleet=replace(fleet, aws=aws, slurm=slurm, fsx=fsx))
 
 
 def network_changes(config: Config, maker: str = "") -> tuple[Artifact, ...]:
@@ -83,10 +92,6 @@ def network_changes(config: Config, maker: str = "") -> tuple[Artifact, ...]:
             artifact(number, service, operation, body),
         ]
     return tuple(found)
-
-
-STACK = "aws:cloudformation:stack-id"
-PORTS = (988, 1023)  # range of Lustre's TCP ports
 
 
 def left_behind(config: Config, calls: Calls, maker: str = "", stack: str = "") -> Row | None:
@@ -160,22 +165,11 @@ def _command(id_: str, link: dict[str, Any], region: str) -> str:
     """Returns the AWS CLI command that links a folder of the file system to S3."""
     kind = next(kind for kind in ("AutoImportPolicy", "AutoExportPolicy") if kind in link)
     policy = f"{kind}={{Events=[{','.join(link[kind])}]}}"
-    words = [
-        "aws",
-        "fsx",
-        "create-data-repository-association",
-        "--region",
-        region,
-        "--file-system-id",
-        id_,
-        "--file-system-path",
-        link["FileSystemPath"],
-        "--data-repository-path",
-        link["DataRepositoryPath"],
-        "--s3",
-        policy,
-    ]
-    return shlex.join(words)
+    asked = f"aws fsx create-data-repository-association --region {region} --file-system-id {id_}"
+    folders = shlex.join(
+        [link["FileSystemPath"], "--data-repository-path", link["DataRepositoryPath"]]
+    )
+    return f"{asked} --file-system-path {folders} --s3 {shlex.quote(policy)}"
 
 
 def open_to_network(calls: Calls, row: Row) -> None:
@@ -186,7 +180,7 @@ def open_to_network(calls: Calls, row: Row) -> None:
         "ec2", "DescribeNetworkInterfaces", NetworkInterfaceIds=list(row["NetworkInterfaceIds"])
     )["NetworkInterfaces"]
     (vpc,) = calls("ec2", "DescribeVpcs", VpcIds=[str(row["VpcId"])])["Vpcs"]
-    first, last = PORTS
+    first, last = 988, 1023  # Lustre's TCP ports
     way = [
         {
             "IpProtocol": "tcp",

@@ -25,11 +25,12 @@ from ...cloud.cloudformation import CONFIG
 from ...cloud.discovery import known, public_key
 from ...cloud.inventory import costing, surely
 from ...cloud.prices import in_region
-from ...cloud.resource_types import Row, tags_of
+from ...cloud.resource_types import tags_of
 from ...cloud.scheduler_template import NETWORK
 from ...cloud.sweep import Sweep
 from ...cloud.template_inputs import Inputs, cluster_name, own_tags, pairs
 from ...config import Config
+from ...config.tables import read_table
 from ...plan.job import Artifact
 from ...storage import s3
 from ...trust.errors import BackendError
@@ -46,23 +47,7 @@ INSTALL = (
     "run pipx install aws-parallelcluster; it also needs Node.js "
     "(docs.aws.amazon.com/parallelcluster/latest/ug/install-v3.html)"
 )
-# CloudFormation resource type → readable name.
-KINDS = {
-    "AWS::CloudFormation::Stack": "the cluster",
-    "AWS::EC2::Instance": "the head node",
-    "AWS::FSx::FileSystem": "the file system",
-    "AWS::EC2::SecurityGroup": "a security group",
-    "AWS::IAM::Role": "a role",
-    "AWS::IAM::InstanceProfile": "an instance profile",
-    "AWS::EC2::LaunchTemplate": "a launch template",
-    "AWS::CloudFormation::WaitCondition": "the head node's setup",
-    "AWS::EC2::PlacementGroup": "a placement group",
-    "AWS::FSx::DataRepositoryAssociation": "a link from the file system to S3",
-    "AWS::DynamoDB::Table": "the node table",
-    "AWS::Logs::LogGroup": "the logs",
-    "AWS::Lambda::Function": "a cleanup function",
-    "AWS::Route53::HostedZone": "the nodes' DNS names",
-}
+KINDS: dict[str, str] = read_table(Path(__file__).with_name("cluster_kinds.yaml"))
 
 
 @dataclass(frozen=True)
@@ -127,14 +112,9 @@ class Cluster(Machines):
     def _wanted(self, state: ClusterState | None) -> tuple[Artifact, ...]:
         maker = state.maker if state else ""
         placed = cluster_parts.with_network(self.config, maker)
-        return cluster_file.artifacts(
-            cluster_parts.with_file_system(placed, self._left_behind(state)), maker
-        )
-
-    def _left_behind(self, state: ClusterState | None) -> Row | None:
-        """Returns the file system that an earlier cluster of this config left, or None."""
-        maker, stack = (state.maker, state.stack) if state else ("", "")
-        return cluster_parts.left_behind(self.config, self.calls, maker, stack)
+        stack = state.stack if state else ""
+        left = cluster_parts.left_behind(placed, self.calls, maker, stack)
+        return cluster_file.artifacts(cluster_parts.with_file_system(placed, left), maker)
 
     def _cluster(self, state: ClusterState | None) -> tuple[Artifact, ...]:
         """Returns the cluster file and the nodes' script, or an empty tuple if the cluster is up to
@@ -180,10 +160,9 @@ class Cluster(Machines):
                 Stacked(cluster_parts.network_stack(self.config)).make()
             if key:
                 self._provide_key(key)
-            if state is None and (row := self._left_behind(None)):
-                for line in cluster_parts.describe_file_system(
-                    cluster_parts.with_network(self.config), self.calls, row
-                ):
+            placed = cluster_parts.with_network(self.config)
+            if state is None and (row := cluster_parts.left_behind(placed, self.calls)):
+                for line in cluster_parts.describe_file_system(placed, self.calls, row):
                     say(line)
                 cluster_parts.open_to_network(self.calls, row)
             self._begin(state, self._cluster(state))
