@@ -49,7 +49,7 @@ recipes: .venv/.stamp ## list the complete configs that come with trainfleet
 config: .venv/.stamp ## write a recipe to config.yaml [RECIPE=name YES=1]
 	@.venv/bin/python -m trainfleet config
 
-plan: .venv/.stamp ## show what would run, its cost, and why [DAYS USD TOKENS ANY]
+plan: .venv/.stamp ## show what would run, its cost, and why [TOKENS DAYS ANY]
 	@.venv/bin/python -m trainfleet plan
 
 tokenize: .venv/.stamp ## tokenize the sources [NODES]

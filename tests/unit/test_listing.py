@@ -177,6 +177,12 @@ def test_scripts_get_json_that_its_schema_describes(capsys: pytest.CaptureFixtur
     compared = answer(["compare", "RUNS=slow fast"], capsys)
     assert compared["differences"] == {"train.learning_rate": [0.001, 0.01]}
     assert Path(compared["plot"]).is_file() and answer(["ls"], capsys)["resources"] == []
+    plan = answer(["plan"], capsys)
+    assert plan["config"]["train"]["steps"] == 50 and plan["world_size"] == plan["nodes"] == 2
+    assert plan["seconds_range"][0] < plan["seconds"] < plan["seconds_range"][1]
+    assert {"train.warmup_steps"} <= {row["key"] for row in plan["derived"]}
+    assert command(["plan", "JSON=1", "TOKENS=1e9"]) == 2
+    assert "can't be combined" in capsys.readouterr().err
     assert "first-run" in {recipe["name"] for recipe in answer(["recipes"], capsys)["recipes"]}
     assert json.loads(json_output.FILE.read_text()) == json_output.schema()
 

@@ -21,7 +21,7 @@ from ..plan.machine_choice import Bid
 from ..plan.neuron_environment import compiles_ahead
 from ..plan.plan import Plan, make_plan
 from ..plan.sizing import Wish
-from ..report import proposal, sizing_tables
+from ..report import json_output, proposal, sizing_tables
 from ..trust.errors import ConfigError
 from .variables import Variables, amounts, flag, typed
 
@@ -36,6 +36,8 @@ def plan(variables: Variables, started: float) -> int:
     config, derived = config_of(settings_of(variables))
     bill = backend_of(config).bill()
     wish = Wish(*amounts(variables, "DAYS", "USD", "TOKENS"))
+    if flag(variables, "JSON"):
+        return _emit(variables, config, derived, bill)
     if flag(variables, "ANY"):
         _say(_machines(variables, config, wish))
         return 0
@@ -52,13 +54,16 @@ def plan(variables: Variables, started: float) -> int:
         print("\n".join(compiling.outlook(config)), end="")
     if out:
         print(f"\nwritten to {out}/: {', '.join(proposal.write(plan, changes, out))}")
-    if plan.requests and not prospect.awaited:
-        print("\nnext: make train")
-    elif config.fleet.hosts or prospect.lines:
-        print("\nnext: make setup")
-    else:
-        print("\nnext: set fleet.hosts, then run make setup")
+    print(f"\nnext: {_next(plan, prospect)}")
     return 0
+
+
+def _next(plan: Plan, prospect: Prospect) -> str:
+    if plan.requests and not prospect.awaited:
+        return "make train"
+    if plan.config.fleet.hosts or prospect.lines:
+        return "make setup"
+    return "set fleet.hosts, then run make setup"
 
 
 def _machines(variables: Variables, config: Config, wish: Wish) -> Iterator[str]:
@@ -96,6 +101,16 @@ def _bids(config: Config, settings: Settings, wish: Wish) -> tuple[list[Bid], di
             first = error.problems[0]
             absent[row.name] = f"{first.key}: {first.message}" if first.key else first.message
     return found, absent
+
+
+def _emit(variables: Variables, config: Config, derived: Derivation, bill: Bill | None) -> int:
+    """Prints only the estimate, as JSON."""
+    if {"ANY", "DAYS", "OUT", "TOKENS", "USD"} & {*variables}:
+        message = "can't be combined with ANY, DAYS, OUT, TOKENS or USD"
+        raise ConfigError.of("JSON", message, next="make plan JSON=1")
+    needs = estimate(config, bill, experience_of(config))
+    json_output.emit(json_output.plan_of(config, derived, needs))
+    return 0
 
 
 def _prospect(config: Config, derived: Derivation, bill: Bill | None) -> Prospect:

@@ -81,9 +81,8 @@ class Wanted:
 
     @property
     def efa(self) -> int:
-        """Returns the number of EFA interfaces that each node requires.
-
-        A single node requires none, unless it uses Lustre over EFA.
+        """Returns the number of EFA interfaces per node: none for a single node, unless it uses
+        Lustre over EFA.
         """
         return self.type.efa if self.type and (self.fleet.nodes > 1 or self.lustre_efa) else 0
 
@@ -100,9 +99,8 @@ class Wanted:
 
     @property
     def fabric(self) -> str:
-        """Returns the fabric between the nodes, one of FABRICS.
-
-        Returns "" if the instance type is unknown, or for a single node without Lustre over EFA.
+        """Returns the fabric between the nodes, one of FABRICS, or "" if the instance type is
+        unknown, or for a single node without Lustre over EFA.
         """
         return self.type.fabric if self.type and (self.fleet.nodes > 1 or self.lustre_efa) else ""
 

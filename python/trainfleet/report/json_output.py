@@ -6,13 +6,19 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from ..config.key import HEAD, Key, Schema, schema_of
 from ..process.install_paths import ROOT
 from ..run.run_folder import Run
 from ..trust.errors import TrainfleetError
 from .history import History, read
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..config import Config, Derived
+    from ..plan.estimate import Estimate
 
 VERSION = 1  # incremented when a field is renamed, removed or given a new meaning
 MEASURED = ("tokens", "valid_loss", "tokens_per_second", "mfu", "goodput", "memory_bytes")
@@ -165,8 +171,61 @@ class LsOutput:
     """All resources in the region, from every config."""
 
 
-Output = StatusOutput | RunsOutput | CompareOutput | CheckpointsOutput | RecipesOutput | LsOutput
+@dataclass(frozen=True)
+class DerivedKey:
+    """A config key with a value that trainfleet chose."""
+
+    key: str
+    """Dotted config key."""
+    value: str
+    """The chosen value."""
+    why: str
+    """Reason for the value."""
+
+
+@dataclass(frozen=True)
+class PlanOutput:
+    name: str
+    """Name of the run."""
+    backend: str
+    """Backend that runs the jobs."""
+    nodes: int
+    """Number of nodes."""
+    world_size: int
+    """Number of ranks."""
+    parameters: int
+    """Model parameters."""
+    memory_bytes: int
+    """Predicted peak memory of the fullest rank."""
+    usable_bytes: float | None
+    """Memory that a rank can use."""
+    tokens_per_second: float | None
+    """Predicted throughput of all ranks together."""
+    seconds: float | None
+    """Predicted time from the first step to the last, with failures and checkpoints."""
+    seconds_range: tuple[float, ...]
+    """Bounds within which four of five such runs end."""
+    goodput: float | None
+    """Predicted share of useful time, from 0 to 1."""
+    usd: float | None
+    """Predicted cost from setup to teardown, in US dollars."""
+    derived: tuple[DerivedKey, ...]
+    """Values that trainfleet chose."""
+    config: Annotated[dict[str, Any], Key(type=("object",))]
+    """The complete config."""
+
+
+Output = (
+    PlanOutput
+    | StatusOutput
+    | RunsOutput
+    | CompareOutput
+    | CheckpointsOutput
+    | RecipesOutput
+    | LsOutput
+)
 OUTPUTS: dict[str, type[Output]] = {
+    "plan": PlanOutput,
     "status": StatusOutput,
     "runs": RunsOutput,
     "compare": CompareOutput,
@@ -179,6 +238,28 @@ OUTPUTS: dict[str, type[Output]] = {
 def emit(output: Output) -> None:
     """Prints the output as one JSON object."""
     print(json.dumps({"version": VERSION} | asdict(output), indent=2, allow_nan=False))
+
+
+def plan_of(config: Config, derived: Sequence[Derived], needs: Estimate) -> PlanOutput:
+    """Returns the estimate of a config."""
+    train, elapsed = config.train, needs.elapsed
+    tokens = train.steps * train.global_batch_size * train.sequence_length
+    return PlanOutput(
+        config.name,
+        config.fleet.backend,
+        config.fleet.nodes,
+        config.world_size,
+        needs.parameters,
+        needs.memory.total,
+        needs.usable,
+        tokens / needs.seconds if needs.seconds else None,
+        elapsed,
+        needs.between(elapsed) if elapsed else (),
+        needs.goodput.share if needs.goodput else None,
+        needs.usd,
+        tuple(DerivedKey(row.key, str(row.value), row.why) for row in derived),
+        asdict(config),
+    )
 
 
 def state_of(run: Run, heard: str = "") -> RunState:
