@@ -173,7 +173,7 @@ class LsOutput:
 
 @dataclass(frozen=True)
 class DerivedKey:
-    """A config key with a value that trainfleet chose."""
+    """A config key whose value trainfleet chose."""
 
     key: str
     """Dotted config key."""
@@ -194,19 +194,19 @@ class PlanOutput:
     world_size: int
     """Number of ranks."""
     parameters: int
-    """Model parameters."""
+    """Number of model parameters."""
     memory_bytes: int
-    """Predicted peak memory of the fullest rank."""
+    """Predicted peak memory of the rank that uses the most, in bytes."""
     usable_bytes: float | None
-    """Memory that a rank can use."""
+    """Memory available to a rank, in bytes."""
     tokens_per_second: float | None
-    """Predicted throughput of all ranks together."""
+    """Predicted total throughput of all ranks."""
     seconds: float | None
     """Predicted time from the first step to the last, with failures and checkpoints."""
     seconds_range: tuple[float, ...]
-    """Bounds within which four of five such runs end."""
+    """Bounds of the time within which four of five such runs are predicted to end."""
     goodput: float | None
-    """Predicted share of useful time, from 0 to 1."""
+    """Predicted useful training time as a fraction of total time, from 0 to 1."""
     usd: float | None
     """Predicted cost from setup to teardown, in US dollars."""
     derived: tuple[DerivedKey, ...]
