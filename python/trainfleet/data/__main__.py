@@ -1,7 +1,7 @@
 """Tokenizes this node's share of the data: `python -m trainfleet.data CONFIG_YAML`.
 
-NODE_RANK, NODES and WORKERS in the environment select the share. Each process has a memory limit,
-so a file that needs too much memory causes an error instead of exhausting the machine.
+The environment variables NODE_RANK, NODES and WORKERS select the share. Each process has a memory
+limit, so a file that needs too much memory raises an error instead of exhausting the host.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-# Each process encodes with a single thread, so WORKERS equals the number of busy cores. The
+# Each process encodes with a single thread, so that WORKERS processes keep WORKERS cores busy. The
 # libraries read these variables at import time.
 os.environ |= {
     "RAYON_NUM_THREADS": "1",
@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> int:
         finished = tokenize(config.data, share)
     except TrainfleetError as error:
         print(error, file=sys.stderr, flush=True)
-        with suppress(TrainfleetError):  # On a full disk, the error appears only in the log.
+        with suppress(TrainfleetError):  # if the disk is full, only the log shows the error
             record_fault(Run(path.parent, records.node(share.node, order)), share, error)
         return error.exit_code
     if finished:
@@ -73,7 +73,7 @@ def main(arguments: list[str]) -> int:
 
 def record_fault(run: Run, share: Share, error: TrainfleetError) -> None:
     """Records a fault event with the error message, for use by the verdict (watch/verdict.py)."""
-    # The catalog of causes lists DataError, but not all of its subclasses.
+    # DataError is in the catalog of causes, but not all of its subclasses are.
     kind = DataError if isinstance(error, DataError) else type(error)
     fields = {"error": kind.__name__, "message": error.head, "why": error.why, "next": error.next}
     run.record(

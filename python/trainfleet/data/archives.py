@@ -1,6 +1,5 @@
-"""Readers for compressed text files and for tar archives such as WebDataset shards.
-
-Files in a tar are handled in the same way as files in a folder.
+"""Readers for compressed text files and for tar archives such as WebDataset shards. Files in a tar
+are treated like files in a folder.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ from .sources import SourcePiece, Unit
 # Magic number of each compression format, with the Python module and the command that decompress
 # it. Not every Python build includes all of these modules.
 PACKED = {b"\x1f\x8b": ("gzip", "gzip"), b"BZh": ("bz2", "bzip2"), b"\xfd7zXZ": ("lzma", "xz")}
-# Maximum number of sidecars to hold back until the first record. Beyond that, they are read as
-# texts.
+# Maximum number of sidecars to buffer while no record has been found. Beyond that, sidecars are
+# read as texts.
 HELD = 16
-LOOKED = 200  # maximum files that `make plan` reads from one tar per source
+LOOKED = 200  # maximum files that `make plan` reads per source, all from one tar
 SIDECAR = ".md, README or licence files next to records"
 
 
@@ -63,9 +62,10 @@ def read_packed_text(piece: SourcePiece, text_field: str) -> Iterator[Item]:
 
 
 def read_tar(piece: SourcePiece, text_field: str) -> Iterator[Item]:
-    """Yields the records of a tar in archive order. Supports the same formats as in a folder.
+    """Yields the records of a tar in archive order, in any format that is supported in a folder.
 
-    The tar is read sequentially and never extracted, so names and links inside it can't escape it.
+    The tar is read sequentially and never extracted, so names and links in the tar can't point
+    outside it.
     """
     errors = (
         tarfile.TarError,
@@ -83,8 +83,8 @@ def read_tar(piece: SourcePiece, text_field: str) -> Iterator[Item]:
 
 
 def look_into(units: Iterable[Unit], data: Data) -> Iterator[str]:
-    """Yields a warning for each source whose tar contains unread files among its first LOOKED ones.
-    Raises DataError if one of these files would stop tokenization.
+    """Yields a warning for each source with unread files among the first LOOKED files in its tar.
+    Raises DataError if one of these files would make tokenization fail.
     """
     tars = {
         unit.source: piece for unit in units for piece in unit.pieces if name_of(piece.path) == TAR
@@ -120,8 +120,8 @@ def _are_one(text: Member, record: Member) -> bool:
 
 
 def _either(text: Member, record: Member, text_field: str) -> Iterator[Item]:
-    """Yields the records of a text and a .json file with the same stem, passed in either order.
-    Uses the .json file if all its records contain text, otherwise the text.
+    """Yields the records of a text and a .json file with the same stem, in either order. Prefers
+    the .json file if all its records contain text.
     """
     if text.path.endswith(JSON):
         text, record = record, text
@@ -132,8 +132,8 @@ def _either(text: Member, record: Member, text_field: str) -> Iterator[Item]:
 
 
 def _read(member: Member | None, text_field: str) -> Iterator[Item]:
-    """Yields the records of one member. If the member is damaged, yields its error, so that the
-    other members are still read.
+    """Yields one member's records. A damaged member yields an error instead of raising it, so that
+    the other members are still read.
     """
     try:
         if member and (row := format_of(member.path)):
@@ -143,8 +143,8 @@ def _read(member: Member | None, text_field: str) -> Iterator[Item]:
 
 
 def _described(members: Iterable[Found]) -> Iterator[Found]:
-    """Drops sidecars, which only describe records. Holds them back until the first record, and
-    yields them as texts if there are no records.
+    """Drops sidecars, which only describe records. Buffers them until the first record is found,
+    and yields them as texts if the archive has no records.
     """
     held, records = list[Member](), False
     for member in members:
@@ -191,8 +191,8 @@ class Headers:
 
 
 def _members(headers: Headers, piece: SourcePiece) -> Iterator[Found]:
-    """Yields each regular file in a tar, and Unread for links and devices. Bounds the memory that
-    tarfile uses for its member list and global headers.
+    """Yields each regular file in a tar, and an Unread for each link or device. Bounds the memory
+    that tarfile uses for its member list and global headers.
     """
     with tarfile.open(fileobj=cast(BinaryIO, headers), mode="r:") as archive:
         while (member := archive.next()) is not None:
@@ -210,7 +210,7 @@ def _members(headers: Headers, piece: SourcePiece) -> Iterator[Found]:
 
 
 def _member(about: tarfile.TarInfo, stream: BinaryIO, piece: SourcePiece) -> Found:
-    """Returns a file in a tar with its content, or the reason why it is not read."""
+    """Returns a file in a tar with its content, or an Unread with the reason why it is skipped."""
     why = why_unread(about.name) or (
         "tar inside a tar" if name_of(about.name) == TAR else "" if about.size else EMPTY
     )
@@ -224,8 +224,8 @@ def _member(about: tarfile.TarInfo, stream: BinaryIO, piece: SourcePiece) -> Fou
 
 
 def _unpacked(raw: BinaryIO, piece: SourcePiece) -> tuple[BinaryIO, type[Exception]]:
-    """Detects compression by its magic number. Returns the decompressed stream, or `raw` if it is
-    not compressed, and the exception class for damaged content.
+    """Detects compression by magic number. Returns the decompressed stream, or `raw` if it is not
+    compressed, and the exception class that signals damaged content.
     """
     begin = raw.read(6)
     raw.seek(0)

@@ -1,4 +1,4 @@
-"""Errors for bad records, each with a suggested fix, and counters for the records that a unit
+"""Errors for bad records, each with a suggested fix, and counts of the records that a unit
 skips.
 """
 
@@ -16,9 +16,9 @@ from ..trust.untrusted_input import converting, mistaken, printable, shortened, 
 from .format_table import format_of
 from .sources import LARGEST_TEXT
 
-# Named values of data.on_bad_record. A number is the maximum share of bad records to skip.
+# Named values of data.on_bad_record. A number sets the maximum fraction of bad records to skip.
 STOP, SKIP = "stop", "skip"
-SHARE = 1e-4  # maximum share of bad records that `skip` allows
+SHARE = 1e-4  # maximum fraction of bad records that `skip` allows
 LISTED = 100  # maximum bad records listed in a unit's record
 # A unit fails if it has at least this many bad records and they outnumber the good ones. The usual
 # cause is a wrong file or text field.
@@ -47,13 +47,11 @@ class BadText(DataError):
 
 
 class OtherField(DataError):
-    """Raised if a record has no text in the text field. Another field may contain its text."""
+    """Raised if a record has no text in the configured field but may have text in another one."""
 
 
 def alone(error: DataError) -> DataError:
-    """Removes the error's advice to use another text field. The file's good records show that the
-    current field is correct.
-    """
+    """Removes the suggestion to use another text field, which the file's good records rule out."""
     return (
         DataError(error.what, where=error.where, why=error.why, next=LINE)
         if isinstance(error, OtherField)
@@ -63,8 +61,8 @@ def alone(error: DataError) -> DataError:
 
 @dataclass
 class Skipped:
-    """Bad records and unread archive members that one unit skips. If `stop` is set, the first bad
-    record ends the job instead.
+    """Bad records and unread archive members that a unit has skipped. If `stop` is set, the first
+    bad record ends the job.
     """
 
     stop: bool = False
@@ -95,12 +93,12 @@ class Skipped:
 
 
 def share_of(bad_records: str | float) -> float:
-    """Returns the maximum share of bad records that data.on_bad_record allows."""
+    """Returns the maximum fraction of bad records that data.on_bad_record allows."""
     return SHARE if bad_records == SKIP else 0.0 if bad_records == STOP else float(bad_records)
 
 
 def most(bad_records: str | float, records: int) -> int:
-    """Returns the maximum number of bad records among `records`, rounded up."""
+    """Returns how many of `records` records may be bad, rounded up."""
     return int(-(-share_of(bad_records) * records // 1))
 
 
@@ -130,8 +128,8 @@ def texts_in(record: Mapping[str, object]) -> list[str]:
 
 
 def naming(names: Sequence[str], readable: Sequence[str]) -> str:
-    """Suggests a SET= argument that selects another text field. Prefers common names over the first
-    field with text.
+    """Suggests a SET= argument that selects another text field, preferably one with a common
+    name.
     """
     others = [name for name in readable if re.fullmatch(r"\w[\w.-]{0,62}", name)]
     best = next((name for name in COMMON if name in others), others[0] if others else "")
@@ -141,8 +139,8 @@ def naming(names: Sequence[str], readable: Sequence[str]) -> str:
 
 
 def flattening(where: str, names: Sequence[str]) -> str:
-    """Suggests how to flatten chats and prompt-answer pairs to plain text, with a jq command if jq
-    can read the file. Returns "" for other records.
+    """Suggests how to flatten chats and prompt-answer pairs into plain text. Includes a jq command
+    if jq can read the file. Returns "" for other records.
     """
     chat = next((name for name in CHATS if name in names), None)
     pair = next((pair for pair in PAIRS if set(pair) <= set(names)), None)

@@ -1,5 +1,5 @@
-"""Trains a byte-level BPE tokenizer on a bounded sample of the data. The sample does not depend on
-the node count.
+"""Trains a byte-level BPE tokenizer on a bounded sample of the data, which is independent of the
+node count.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from .sources import UnitPlan
 
 SMALLEST = 300  # minimum data.vocab_size
 SAMPLE_BYTES = 10 * MEBIBYTE
-# A file is opened only once this many sample bytes have accumulated, so the sample reads at most
-# SAMPLE_BYTES / GRAIN files.
+# Sampling skips files until this many bytes are due, so that it reads at most SAMPLE_BYTES / GRAIN
+# files.
 GRAIN = MEBIBYTE // 16
 # Longer words are split for training, because merge time grows with the square of the word length.
 LONG_WORD = re.compile(r"(\S{1000}|\s{1000})")
@@ -35,9 +35,9 @@ SPLIT = (
 
 def train(data: Data, plan: UnitPlan) -> str:
     """Trains a BPE tokenizer with `data.vocab_size` tokens and returns its tokenizer.json. The
-    end-of-document, padding and mask tokens have the first ids.
+    end-of-document, padding and mask tokens get the first ids.
 
-    Raises DataError if there is no text, or if the text is too small or too uniform for that
+    Raises DataError if there is no text, or if the text is too short or too repetitive for the
     vocabulary size.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -74,7 +74,7 @@ def train(data: Data, plan: UnitPlan) -> str:
 
 
 def sample(data: Data, plan: UnitPlan, limit: int = SAMPLE_BYTES) -> Iterator[str]:
-    """Yields about `limit` bytes of text, spread evenly over the data, or all of it if the data is
+    """Yields about `limit` bytes of text sampled evenly across the data, or all of it if it is
     smaller.
     """
     share, due = min(1.0, limit / plan.bytes), 0.0

@@ -1,8 +1,8 @@
 """Reader for sample batches from a finished dataset.
 
 A split's tokens are the concatenated tokens of its shards. Sample k of length T is tokens [k·T, k·T
-+ T]. Inputs and targets therefore come from one array, and adjacent samples share one token.
-shuffling.py decides which sample is the g-th in training.
++ T], so inputs and targets are slices of one array, and adjacent samples share one token.
+shuffling.py determines the order of samples in training.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Dataset", "Manifest", "find"]
 
-# Bytes that stay contiguous in the windowed order, enough to read from disk or S3 at full
+# Size of a contiguous block in the windowed order, large enough to read from disk or S3 at full
 # throughput
 BLOCK_BYTES = 8 * MEBIBYTE
 REMOTE_WINDOW = 1024  # MiB
@@ -37,8 +37,8 @@ AHEAD = 4  # number of batches to prefetch
 
 
 class Dataset:
-    """Reader for a dataset's samples. Opening it checks that the dataset is complete, and token
-    files are mapped on first read.
+    """Reader for a dataset's samples. Opening it checks that the dataset is complete. Token files
+    are mapped on first access.
     """
 
     def __init__(
@@ -57,8 +57,8 @@ class Dataset:
         """Opens the dataset in a folder. `data` specifies its store, source weights and shuffle
         window.
 
-        Raises DataError if the dataset is unfinished or a file is missing. Also raises it if the
-        tokenizer or a sampled block does not match the manifest.
+        Raises DataError if the dataset is unfinished, a file is missing, or the tokenizer or a
+        sampled block does not match the manifest.
         """
         from .shards import check_opening
 
@@ -81,8 +81,8 @@ class Dataset:
 
     @property
     def identity(self) -> str:
-        """Hash of everything that determines a sample's tokens, given its number, length and seed.
-        It must not change during a run.
+        """Hash of everything that determines a sample's tokens, other than its number, length and
+        seed. It must not change during a run.
         """
         if self.weights is None and self.window is None:
             return self.manifest.identity
@@ -108,11 +108,11 @@ class Dataset:
         self, split: str, first: int, count: int, sequence_length: int, seed: int
     ) -> npt.NDArray[np.int64]:
         """Returns samples [first, first + count) of the global order as int64 [count,
-        sequence_length + 1].
+        sequence_length + 1]. The result depends only on the arguments, not on the rank or on how
+        samples are grouped into calls.
 
-        The result depends only on the arguments, not on the rank or on how samples are grouped into
-        calls. `train` is reshuffled every epoch, and `validation` is read in order. Raises
-        DataError if the split is shorter than one sample.
+        `train` is reshuffled every epoch, and `validation` is read in order. Raises DataError if
+        the split is shorter than one sample.
         """
         rows = self.rows(split, first, count, sequence_length, seed)
         if self._cache:
@@ -122,7 +122,7 @@ class Dataset:
     def rows(
         self, split: str, first: int, count: int, sequence_length: int, seed: int
     ) -> npt.NDArray[np.int64]:
-        """Returns the same samples as `batch`, but without prefetching."""
+        """Returns the same samples as `batch`, without prefetching the next ones."""
         import numpy as np
 
         rows, tokens = np.empty((count, sequence_length + 1), np.int64), self._splits[split]
@@ -135,8 +135,8 @@ class Dataset:
     def positions(
         self, split: str, first: int, count: int, sequence_length: int, seed: int
     ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
-        """Returns the source of each global sample in [first, first + count), and its position in
-        that source. Both are uint64 [count] arrays.
+        """Returns the source of each global sample in [first, first + count), and the sample's
+        position within that source, as uint64 [count] arrays.
         """
         import numpy as np
 

@@ -1,15 +1,14 @@
-"""Storage for a dataset, in a folder that all nodes share or under an S3 prefix. In both cases, a
+"""Dataset storage, either in a folder that all nodes share or under an S3 prefix. In both cases, a
 file becomes visible only once it is complete.
 
 Names such as `units/00000.json` are relative to the dataset. An S3 store also has a local folder
 for the tokenizer, cached token blocks, and shards that are not uploaded yet.
 
-The job that creates a dataset holds a lease in the dataset's folder (health/lease.py). If the
-dataset is in S3, the job also holds a claim object there. The job renews both, and another job
-takes over if the renewals stop. The other job measures that time on its own clock, so the clocks of
-two machines are never compared. On the same machine, an operating system lock also shows
-immediately that the holder has exited. On NFS and Lustre, a dead or frozen host's lock persists for
-minutes.
+The job that creates a dataset holds a lease in the dataset's folder (health/lease.py) and, for a
+dataset in S3, a claim object there. If the job stops renewing them, another job takes over. The
+other job measures the timeout on its own clock, so clocks are never compared across machines. On
+the same machine, an operating system lock immediately reveals that the holder has exited. On NFS
+and Lustre, the lock of a dead or frozen host persists for minutes.
 """
 
 from __future__ import annotations
@@ -42,12 +41,12 @@ LAPSE = 60.0
 POLL = 1.0
 
 
-DatasetStore = Files  # with the tokenizer, and for a dataset in S3 its cache, in `folder`
+DatasetStore = Files  # `folder` contains the tokenizer and, for a dataset in S3, the cache
 
 
 def open_store(folder: Path, address: str | None) -> DatasetStore:
-    """Opens the dataset's store under an address such as s3://bucket/prefix, or in the folder if no
-    address is given.
+    """Opens the dataset store at an address such as s3://bucket/prefix, or in `folder` if there is
+    no address.
     """
     return (
         BucketFiles(f"{address.rstrip('/')}/{folder.name}", folder)
@@ -57,28 +56,28 @@ def open_store(folder: Path, address: str | None) -> DatasetStore:
 
 
 def read_all(store: DatasetStore, names: Iterable[str]) -> list[bytes | None]:
-    """Reads many small files in parallel. Returns None for a missing one."""
+    """Reads many small files in parallel. Returns None for each file that does not exist."""
     with ThreadPoolExecutor(THREADS) as pool:
         return list(pool.map(store.read, names))
 
 
 def stream(store: DatasetStore, name: str) -> Iterator[bytes]:
-    """Yields the content of a large file in parts."""
+    """Yields the content of a large file in chunks."""
     with store.open(name) as file:
         while part := file.read(PART):
             yield part
 
 
 def remake(store: DatasetStore) -> str:
-    """Returns the command that deletes only this dataset and makes it again."""
+    """Returns the command that deletes and recreates only this dataset."""
     remote = f"aws s3 rm --recursive {store.describe('')} && " if store.remote else ""
     return f"{remote}rm -r {store.folder} && make tokenize"
 
 
 @contextmanager
 def only_job(store: DatasetStore) -> Iterator[None]:
-    """Claims the dataset for this job while the `with` block runs. Raises DataError if another job
-    is creating the dataset.
+    """Claims the dataset for this job for the duration of the `with` block. Raises DataError if
+    another job is creating the dataset.
     """
     busy = is_busy(store.folder, PATIENCE)
     file = run_folder.take_lock(store.folder)
@@ -113,8 +112,8 @@ class Claim:
     """
 
     def __init__(self, address: str, lock: str) -> None:
-        """Identifies this claim by `lock`, the name in the lock file that this process holds. An
-        existing claim with that name therefore belongs to a process that has exited.
+        """Creates a claim named after `lock`, the name in the lock file that this process holds. An
+        existing claim with this name therefore belongs to a process that has exited.
         """
         self.address, self.lock, self.count = address, lock, 0
         self.ended = threading.Event()
@@ -162,8 +161,8 @@ class Claim:
         while not self.ended.wait(RENEW):
             try:
                 version = self._put(self.version)
-            # Other jobs can't take over a claim in an unreachable bucket, so continue. The job's
-            # own requests report the problem.
+            # Continue, because other jobs can't take over a claim in an unreachable bucket. The
+            # job's own requests will report the problem.
             except S3Error as error:
                 print(error, file=sys.stderr, flush=True)
                 continue
@@ -179,7 +178,7 @@ class Claim:
 
 
 def _name(file: TextIO) -> str:
-    """Returns the unique name in a lock file. If the file is empty, writes a new name first."""
+    """Returns the unique name in a lock file, after writing a new name if the file is empty."""
     file.seek(0)
     if not (name := file.read()):
         file.write(name := uuid.uuid4().hex)

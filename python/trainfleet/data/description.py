@@ -1,4 +1,4 @@
-"""Summarizes a finished dataset as a table, based only on its manifest."""
+"""Summarizes a finished dataset as a table, using only its manifest."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Yields a unit's documents in order and in bounded memory, from any format (formats.py).
 
-A document is a small text file, a JSON line, or a table row. Plain texts longer than
-sources.LARGEST_TEXT are cut at the first blank line after each multiple of sources.GRID. Unit
-boundaries do not affect these cuts.
+A document is a small text file, a JSON line or a table row. Plain texts longer than
+sources.LARGEST_TEXT are cut at the first blank line after each multiple of sources.GRID, regardless
+of unit boundaries.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .sources import MEMORY, SourcePiece, Unit, is_long_text
 
 # start of a line in a table of literals
 LITERAL = re.compile(r"""\s*[bru]{0,2}['"0-9\\(\[{\])},-]""")
-TABLE = 0.6  # share of literal lines above which a file counts as a table
+TABLE = 0.6  # fraction of literal lines above which a file counts as a table
 BATCH_BYTES = 2**20  # bytes; small, because the tokenizer needs most of the memory
 
 
@@ -60,7 +60,9 @@ def read_piece(
 
 
 def _kept(items: Iterable[Item], skipped: Skipped) -> Iterator[Document]:
-    """Yields the non-empty documents. Raises the error of a bad record, or counts it as skipped."""
+    """Yields the non-empty documents. For a bad record, raises the error or counts the record as
+    skipped.
+    """
     good = False
     for item in items:
         if isinstance(item, DataError):
@@ -134,7 +136,7 @@ def left_out(unit: Unit, documents: int) -> tuple[str, ...]:
     )
 
 
-# Reader of each format, by format name
+# Maps a format name to its reader.
 READERS: dict[str, Callable[[SourcePiece, str], Iterator[Item]]] = {
     row.name: named(row.read) for row in FORMATS.values()
 }

@@ -2,14 +2,14 @@
 reference.
 
 A faster library is used only if it produces the same ids as the reference. It must pass an
-adversarial check when it is opened, and a spot check of every batch after that (work_units.py). All
+adversarial check when it is opened, and then a spot check of every batch (work_units.py). All
 libraries encode documents as plain text, so `<|endoftext|>` inside a document does not end it.
 
 For BERT's WordPiece, the reference encodes each distinct word once, and a table caches the ids.
 BERT's pre-tokenizer ends a word at every ASCII space, line break and punctuation mark. Its
 normalizer never looks past these characters: a leading combining mark affects at most the preceding
 punctuation mark, which stays unchanged. The ids of a text are therefore the concatenated ids of its
-words. Without the table, `tokenizers` encodes 1 to 2 MB per second, and no faster library is exact
+words. Without the table, `tokenizers` encodes 1 to 2 MB/s, and no faster library matches it exactly
 for WordPiece.
 """
 
@@ -39,7 +39,7 @@ KEPT_IDS = 2**21
 
 
 class Reference(Protocol):
-    """Encoder for words that are not in the table yet."""
+    """Interface to the encoder for words that are not in the table yet."""
 
     def encode(self, texts: list[str]) -> tuple[Ids, Offsets]: ...
 
@@ -80,7 +80,7 @@ class Words:
         ]
 
     def _learn(self, words: list[str]) -> None:
-        """Adds new words to the table. Clears the table first if it is full."""
+        """Adds new words to the table, which is cleared first if it is full."""
         if len(self.rows) > KEPT or len(self.ids) > KEPT_IDS:
             self._forget()
         if new := [word for word in dict.fromkeys(words) if word not in self.rows]:
@@ -97,9 +97,7 @@ class Words:
 
 class TextEncoder(Protocol):
     """Encoder interface. `encode` returns one flat array of ids, in which text i is
-    ids[offsets[i]:offsets[i+1]].
-
-    `package` is the name of the package to install.
+    ids[offsets[i]:offsets[i+1]]. `package` is the pip package that provides the encoder.
     """
 
     name: str
@@ -109,7 +107,9 @@ class TextEncoder(Protocol):
 
 
 class HuggingFace:
-    """Reference encoder: slow but complete. It defines the tokenizer.json format."""
+    """Reference encoder: slow but complete, from the library that defines the tokenizer.json
+    format.
+    """
 
     name = package = "tokenizers"
 
@@ -203,7 +203,7 @@ def open_encoder(
     """Returns the first encoder in `names` that can load this tokenizer.json and matches the
     reference on the hard texts.
 
-    Also returns the reason why each library before it was skipped, one line each.
+    Also returns one line per skipped library with the reason.
     """
     passed = list[str]()
     for name in names:
@@ -288,8 +288,8 @@ def hard_texts(reference: HuggingFace) -> list[str]:
 
 
 def first_difference(encoder: TextEncoder, reference: TextEncoder, texts: list[str]) -> str | None:
-    """Returns the start of the first text with different ids, or None if the encoders agree on all
-    texts. If `encoder` fails, returns its error.
+    """Returns the start of the first text that the encoders encode differently, or None if they
+    agree. If `encoder` fails, returns its error.
     """
     try:
         ids, offsets = encoder.encode(texts)

@@ -1,6 +1,4 @@
-"""Table of supported file formats, one row per format. Folders, buckets and archives support the
-same formats.
-"""
+"""Table of supported file formats, which are the same for folders, buckets and archives."""
 
 from __future__ import annotations
 
@@ -26,10 +24,13 @@ SIDECAR = re.compile(  # names of sidecars, which describe the records next to t
 class Format(NamedTuple):
     """File format and its suffixes. If several suffixes match, the longest one wins.
 
-    `read` is the dotted name of a function that takes a SourcePiece and data.text_field and yields
-    one formats.Item per record. `divided`: the file can be split at any byte, and a record belongs
-    to the piece that contains its first byte. `cut`: a long file is a single text that is cut into
-    documents. `by_jq`: jq can read the records.
+    Attributes:
+        read: Dotted name of a function that takes a SourcePiece and data.text_field, and yields one
+            formats.Item per record.
+        divided: Whether the file can be split at any byte. A record belongs to the piece that
+            contains its first byte.
+        cut: Whether a long file is a single text to be cut into documents.
+        by_jq: Whether jq can read the records.
     """
 
     name: str
@@ -68,13 +69,15 @@ FORMATS = {
 
 @cache
 def by_suffix() -> dict[str, Format]:
-    """Returns the format of each suffix, longest suffix first."""
+    """Maps each suffix to its format, longest suffix first."""
     found = {suffix: row for row in FORMATS.values() for suffix in row.suffixes}
     return dict(sorted(found.items(), key=lambda entry: -len(entry[0])))
 
 
 def format_of(path: str) -> Format | None:
-    """Returns a file's format based on its suffix, or None if the format is not supported."""
+    """Returns a file's format, as determined by its suffix, or None if the format is not
+    supported.
+    """
     return next((row for suffix, row in by_suffix().items() if path.endswith(suffix)), None)
 
 
@@ -85,21 +88,19 @@ def name_of(path: str) -> str:
 
 
 def is_sidecar(path: str) -> bool:
-    """Returns whether a file's name is that of a sidecar. Sidecars, such as README.md, only
-    describe the records next to them.
+    """Returns whether a file is a sidecar, such as README.md, according to its name. A sidecar only
+    describes the records next to it.
     """
     return SIDECAR.fullmatch(re.split("/|: ", path)[-1]) is not None
 
 
 def is_record(path: str) -> bool:
-    """Returns whether a file contains records. Plain texts and sidecars do not."""
+    """Returns whether a file contains records, unlike plain texts and sidecars."""
     return name_of(path) not in ("", *TEXTS) and not is_sidecar(path)
 
 
 def passed_over(path: str) -> str:
-    """Returns the reason why a file or the entire content of a folder is skipped. Returns "" if it
-    is not skipped.
-    """
+    """Returns why a file, or a folder with all its content, is skipped, or "" if it is not."""
     parts = path.split("/")
     # This includes ._name files, which macOS creates next to each file.
     if any(part.startswith(".") and part.strip(".") for part in parts):

@@ -1,10 +1,10 @@
-"""Text readers. They yield one document per file, JSON line (plain, gzip or zstd) or Parquet row,
-or several documents from one long text.
+"""Text readers that yield one document per file, JSON line (plain, gzip or zstd) or Parquet row, or
+several documents from one long text.
 
-A bad record yields its error, with file and line or row. Lines are counted only for errors. Damage
-that makes later records unreadable is raised instead: a damaged file, or a line of more than
-LONGEST bytes. Parsing a line takes several times its size in memory. An overlong line usually means
-that the file has no line breaks.
+A bad record yields its error, with file and line or row. Lines are counted only when an error needs
+the number. Damage that makes later records unreadable is raised instead: a damaged file, or a line
+longer than LONGEST bytes. Such a line usually means that the file has no line breaks, and parsing
+it would take several times its size in memory.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Unread:
     kind: str
 
 
-Item = Document | DataError | Unread  # a record's document or error, or an unread file
+Item = Document | DataError | Unread  # a record's document or error, or an Unread
 
 
 def read_text(piece: SourcePiece) -> Iterator[Item]:
@@ -130,7 +130,7 @@ def read_lines(
 
 
 def read_parquet(piece: SourcePiece, text_field: str) -> Iterator[Item]:
-    """Yields the column `text_field` of the row groups that start in the piece. Loads at most ROWS
+    """Yields the `text_field` column of the row groups that start in the piece. Loads at most ROWS
     rows at a time.
     """
     arrow, parquet = (
@@ -199,7 +199,9 @@ def encoded(text: str, consumed: int) -> Document:
 
 
 def attempted(make: Callable[..., Document], *words: Any) -> Item:
-    """Returns the document that `make` builds from one record, or the DataError that it raises."""
+    """Returns the document that `make` builds from one record, or the DataError that `make`
+    raises.
+    """
     try:
         return make(*words)
     except DataError as error:
@@ -285,8 +287,8 @@ def _lines(piece: SourcePiece) -> Iterator[tuple[bytes, int]]:
 
 
 def _packed_lines(piece: SourcePiece) -> Iterator[tuple[bytes, int]]:
-    """Yields each line of a compressed file with the number of compressed bytes read for it, which
-    is usually 0.
+    """Yields each line of a compressed file, with the number of compressed bytes read for it
+    (usually 0).
     """
     with (
         piece.open() as raw,
@@ -346,8 +348,8 @@ def _joined(blocks: Iterator[bytes]) -> Iterator[bytes]:
 
 @contextmanager
 def damage(piece: SourcePiece, kind: str, *errors: type[Exception]) -> Iterator[list[int]]:
-    """Converts a library's errors about damaged content into a DataError that names the file. It
-    also names the line if the caller counts lines in the yielded list.
+    """Converts a library's errors about damaged content into a DataError that names the file, and
+    the line if the caller counts lines in the yielded list.
     """
     line = [0]
     try:
@@ -379,8 +381,8 @@ def _first_byte(row_group: Any) -> int:
 
 @lru_cache(maxsize=8)
 def _first_line(piece: SourcePiece) -> int:
-    """Counts the lines that start before a piece. Because this rereads the file, it is called only
-    for error messages.
+    """Counts the lines before a piece. Called only for error messages, because it rereads
+    the file.
     """
     return _line_at(piece, piece.start - 1) if piece.start else 0
 

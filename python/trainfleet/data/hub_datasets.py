@@ -1,9 +1,9 @@
 """Hugging Face datasets as sources, streamed by the `datasets` library. config/addresses.py defines
-their addresses.
+their address format.
 
-A dataset may read only its own files. If its README.md refers to files in another folder, another
-repository or on a server, the dataset is rejected. This happens before any of those files is
-requested. The files that the library resolves are checked again before they are read.
+A dataset may read only its own files. If its README.md refers to files in another folder or
+repository, or on a server, it is rejected before any of those files is requested. The files that
+the library resolves are checked again before they are read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..trust.errors import DataError, InputError
 from ..trust.untrusted_input import printable, shortened
 from .source_files import SourceFile
 
-# Files that describe a dataset; the second one takes precedence
+# Files that describe a dataset. The second one takes precedence.
 DESCRIPTIONS = ("README.md", ".huggingface.yaml")
 LARGEST = 16 * untrusted_input.MEBIBYTE  # maximum size of a description file, in bytes
 MOST = 10**6  # maximum values in a description; a dataset with 2,000 languages has 50,000
@@ -35,8 +35,8 @@ OFFLINE = "retry with a network connection, or use a folder with the dataset's f
 
 
 def list_shards(source: str) -> list[SourceFile]:
-    """Lists a dataset's shards, which can be read in parallel. Each shard's size is estimated as
-    the dataset size divided by the shard count.
+    """Lists a dataset's shards, which can be read in parallel. Shard sizes are estimated by
+    dividing the dataset size evenly.
     """
     dataset = open_dataset(source)
     count = int(dataset.num_shards)
@@ -80,8 +80,8 @@ def open_dataset(source: str) -> Any:
 
 
 def _require_own_names(found: HubDataset, source: str) -> None:
-    """Raises DataError if a dataset's description refers to files elsewhere. Opening the dataset
-    would already send a request to another server.
+    """Raises DataError if a dataset's description refers to files elsewhere. Must run before the
+    dataset is opened, because opening it would already contact other servers.
     """
     base = (
         str(Path(found.name).resolve())
@@ -129,8 +129,8 @@ def _descriptions(found: HubDataset) -> Iterator[Path]:
 
 @cache  # called once per shard, because each shard opens the dataset
 def _fetched(repository: str, name: str, revision: str | None) -> Path | None:
-    """Returns the cached copy of a file on the Hub, or None if the Hub does not deliver it. In that
-    case, the library reports the reason later.
+    """Returns the cached copy of a file on the Hub, or None if the download fails. In that case,
+    the library reports the reason later.
     """
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError

@@ -20,8 +20,8 @@ from .tokenizer import load
 
 
 def inspect(config: Config, sample: int, full: bool) -> Iterator[str]:
-    """Yields lines about the dataset, the position of global sample `sample`, and its text. If
-    `full`, verifies every file first.
+    """Yields lines that describe the dataset, the position of global sample `sample`, and its text.
+    If `full`, verifies every file first.
     """
     dataset = Dataset.open(run_folder.DATA / config.data.name, config.data)
     if full:

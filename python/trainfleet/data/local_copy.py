@@ -1,11 +1,10 @@
 """Copies a dataset from S3 to this node's local disk before its ranks read it: `python -m
-trainfleet.data.local_copy RUN DISK`.
+trainfleet.data.local_copy RUN DISK`. Prints the path of the copy to stdout.
 
-Prints the folder of the copy to stdout. Ranks read the copy as they would read a dataset that a
-scheduler has mounted (run_folder.MOUNTED). They therefore get the same batches in the same order.
-Each block is checked against the manifest's checksums on arrival. The manifest is written last, so
-a copy without a manifest is incomplete. Token files from an earlier attempt are not downloaded
-again.
+Ranks read the copy in the same way as a dataset mounted by a scheduler (run_folder.MOUNTED), so
+they get the same batches in the same order. Each block is checked against the manifest's checksums
+on arrival. The manifest is written last, so a copy without a manifest is incomplete. Token files
+from an earlier attempt are reused.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ from .dataset_store import DatasetStore, remake, stream
 from .manifest import BLOCK, ITEM_BYTES, MANIFEST, Manifest, Shard, read_manifest, store_of
 from .shards import THREADS, check_block
 
-# A copy is not worthwhile if the dataset is more than this many times larger than the data that the
-# run reads.
+# Maximum ratio of the dataset's size to the amount of data that the run reads. Above it, a copy is
+# not worthwhile.
 READ_TWICE = 2
 
 
@@ -92,8 +91,8 @@ def copy(config: Config, disk: Path) -> Path:
 
 
 def _require_worth(config: Config, manifest: Manifest, store: DatasetStore, disk: Path) -> None:
-    """Raises DataError if the copy does not fit on the disk, or if the run reads only a small part
-    of the dataset.
+    """Raises DataError if the copy does not fit on the disk, or if the run reads too little of the
+    dataset to justify a copy.
     """
     train, width = config.train, ITEM_BYTES[manifest.dtype]
     size = sum(shard.tokens for shard in manifest.shards) * width
@@ -111,8 +110,8 @@ def _require_worth(config: Config, manifest: Manifest, store: DatasetStore, disk
 
 
 def _bring_tokens(store: DatasetStore, path: Path, shard: Shard, width: int) -> None:
-    """Downloads a shard's tokens, many blocks in parallel. Skips a shard that an earlier attempt
-    already downloaded.
+    """Downloads a shard's tokens as parallel block requests, unless an earlier attempt already
+    did.
     """
     size = shard.tokens * width
     if path.exists() and path.stat().st_size == size:

@@ -40,10 +40,10 @@ TRAIN, VALIDATION = "train", "validation"
 SPLITS = (TRAIN, VALIDATION)
 ITEM_BYTES: dict[str, int] = {"uint16": 2, "int32": 4}
 LARGEST_UINT16 = 65_500
-BLOCK = 2**22  # bytes of .bin per CRC-32, so that a reader can verify a single block
+BLOCK = 2**22  # bytes of .bin per CRC-32, so that readers can verify individual blocks
 LISTED = 1000  # maximum bad records listed in a manifest
-# Number of document length classes. Class i counts documents with [2^i, 2^(i+1)) tokens, and the
-# format does not support longer ones.
+# Number of length classes. Class i counts documents with [2^i, 2^(i+1)) tokens, up to the longest
+# length that the format supports.
 LENGTHS = 31
 FORMAT = 1  # version of the file format; all other versions are rejected
 Digest = Annotated[str, Pattern("[0-9a-f]{64}")]
@@ -79,7 +79,7 @@ class Preparation:
     vocabulary_size: Count
     end_of_document: Count
     dtype: Dtype
-    few: bool  # so few texts that each one is divided between the splits
+    few: bool  # whether there are so few texts that each is split between training and validation
     format: int = FORMAT
 
     @property
@@ -117,7 +117,7 @@ class UnitRecord:
     text_bytes: Count
     documents: Count
     backend: str
-    checked: Count  # documents compared with the reference encoder
+    checked: Count  # number of documents compared with the reference encoder
     notes: tuple[str, ...]
     train: Shard | None
     validation: Shard | None
@@ -131,8 +131,8 @@ class UnitRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Manifest of a finished dataset. `identity` is a hash of the shards, id type and tokenizer
-    that training uses. It does not depend on how they were created.
+    """Manifest of a finished dataset. `identity` is a hash of the shards, dtype and tokenizer that
+    training uses, independent of how they were created.
     """
 
     identity: Digest
@@ -183,7 +183,7 @@ def settings_of(data: Data) -> DatasetSettings:
 
 
 def preparation_of(data: Data, plan: UnitPlan, tokenizer: Tokenizer) -> Preparation:
-    """Returns the preparation for this plan's units. Raises DataError if the tokenizer has no
+    """Returns the preparation for the units of `plan`. Raises DataError if the tokenizer has no
     end-of-document token.
     """
     return Preparation(
@@ -201,8 +201,8 @@ def preparation_of(data: Data, plan: UnitPlan, tokenizer: Tokenizer) -> Preparat
 
 
 def dtype_for(vocabulary_size: int) -> Dtype:
-    """Returns the type of stored ids by Megatron's rule: uint16 if the vocabulary is small enough,
-    otherwise int32.
+    """Returns the dtype of stored ids, by Megatron's rule: uint16 if the vocabulary is small
+    enough, otherwise int32.
     """
     return "uint16" if vocabulary_size < LARGEST_UINT16 else "int32"
 
@@ -214,10 +214,8 @@ def store_of(data: Data, root: Path = run_folder.DATA) -> DatasetStore:
 
 def find(data: Data, root: Path = run_folder.DATA) -> Manifest | None:
     """Returns the manifest of the config's dataset, or None if the dataset is missing or
-    unfinished.
-
-    Raises DataError, listing the differences, if a dataset with this name was made with other
-    settings.
+    unfinished. Raises DataError, listing the differences, if a dataset with this name was created
+    with different settings.
     """
     store = store_of(data, root)
     manifest = read_manifest(store)
@@ -233,7 +231,7 @@ def find(data: Data, root: Path = run_folder.DATA) -> Manifest | None:
 
 
 def skippable(data: Data) -> float:
-    """Returns the maximum share of bad records that may be skipped."""
+    """Returns the maximum fraction of bad records that may be skipped."""
     return bad_records.share_of(data.on_bad_record)
 
 
@@ -270,7 +268,7 @@ def differences(made: DatasetSettings, wanted: DatasetSettings) -> list[str]:
 
 def read_manifest(store: DatasetStore) -> Manifest | None:
     """Returns a dataset's manifest, or None if the dataset is unfinished. Raises DataError if the
-    manifest is inconsistent or has another format.
+    manifest is inconsistent or has an unsupported format version.
     """
     manifest = _parse(Manifest, store.read(MANIFEST), store, MANIFEST)
     if manifest is not None and (fault := _contradiction(manifest)):
@@ -313,7 +311,7 @@ def _contradiction(manifest: Manifest) -> str | None:
 
 def read_preparation(store: DatasetStore) -> Preparation | None:
     """Returns the preparation that a dataset was started with, or None if there is no plan.json.
-    Raises DataError if it has another format.
+    Raises DataError if plan.json has an unsupported format.
     """
     return _parse(Preparation, store.read(PLAN), store, PLAN)
 
@@ -416,7 +414,7 @@ def _shown(value: Any) -> str:
 
 def _parse(kind: type[T], content: bytes | None, store: DatasetStore, name: str) -> T | None:
     """Parses JSON into a dataclass. Returns None if the file does not exist. Raises DataError if
-    the JSON has another format.
+    the JSON has an unexpected format.
     """
     if content is None:
         return None

@@ -1,11 +1,11 @@
-"""Sample reader for masked language models with dynamic masking: RoBERTa's packed sentences or
-BERT's sentence pairs.
+"""Sample reader for masked language models with dynamic masking, either RoBERTa's packed sentences
+or BERT's sentence pairs.
 
-The masked tokens of global sample g depend only on (seed, g), because random draws come from a
-counter instead of a stateful generator. The same tokens are therefore masked for every world size
-and after every resume, and each epoch masks different ones. Every row is full, so no compute is
-spent on padding. All rows have the same number of targets, so the mean over a batch equals the mean
-over its parts.
+The masked tokens of global sample g depend only on (seed, g), because random draws use a counter
+instead of a stateful generator. Masks are therefore the same for every world size and after every
+resume, but differ between epochs. Every row is full, so no compute is spent on padding. All rows
+have the same number of targets, so a batch's mean loss is the average of its micro-batches' mean
+losses.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from .tokenizer import Tokenizer, load
 
 Rows = npt.NDArray[np.int64]
 IGNORED = -100  # target that torch.nn.CrossEntropyLoss ignores
-SELECT, REPLACE, WORD, PAIR, CUT = range(5)  # keys that separate random draws by purpose
-# Shares of the selected tokens that are masked and that stay unchanged. The rest become another
-# word (Devlin et al. 2018, section 3.1).
+SELECT, REPLACE, WORD, PAIR, CUT = range(5)  # keys that separate random streams by purpose
+# Fractions of the selected tokens that are masked and that stay unchanged. The rest are replaced by
+# another word (Devlin et al. 2018, section 3.1).
 MASKED, KEPT = (0.8, 0.1)
 SENTENCE_ENDS = (".", "!", "?", "。", "！", "？", "\n")
 
 
 @dataclass(frozen=True)
 class Specials:
-    """Ids of a masked model's special tokens, of the words that may replace a token, and of the
-    tokens that end a sentence.
+    """Token ids that a masked model needs: its special tokens, the words that may replace a token,
+    and the tokens that end a sentence.
     """
 
     start: int
@@ -46,10 +46,8 @@ class Specials:
 
 
 class Masked:
-    """Reader for samples with masked tokens: BERT's sentence pairs if `pairs`, otherwise RoBERTa's
-    packed sentences.
-
-    `guesses` returns the number of tokens to predict in a sample of a given length.
+    """Reader for masked samples: BERT's sentence pairs if `pairs`, otherwise RoBERTa's packed
+    sentences. `guesses` returns the number of tokens to predict in a sample of a given length.
     """
 
     def __init__(self, dataset: Dataset, pairs: bool, guesses: Callable[[int], int]) -> None:
@@ -82,7 +80,7 @@ class Masked:
     def _packed(
         self, split: str, first: int, count: int, length: int, seed: int
     ) -> tuple[Rows, ...]:
-        """Builds RoBERTa's FULL-SENTENCES: rows that span documents, separated by an
+        """Builds RoBERTa's FULL-SENTENCES rows, which span documents separated by an
         end-of-document token (Liu et al. 2019, section 4.2).
         """
         rows = self.dataset.batch(split, first, count, length - 2, seed)[:, : length - 2]
@@ -95,11 +93,11 @@ class Masked:
     def _pairs(
         self, split: str, first: int, count: int, length: int, seed: int
     ) -> tuple[Rows, ...]:
-        """Builds BERT's [CLS] A [SEP] B [SEP] and returns tokens, segments and labels. In half of
-        the rows (label 1), B is taken from half an epoch later.
+        """Builds BERT's [CLS] A [SEP] B [SEP] rows and returns tokens, segments and labels. In half
+        of the rows (label 1), B is taken from half an epoch later.
 
-        A ends at a sentence boundary in the middle half of the row if possible (Devlin et al. 2018,
-        section 3.1).
+        If possible, A ends at a sentence boundary in the middle half of the row (Devlin et al.
+        2018, section 3.1).
         """
         room = length - 3
         rows = self.dataset.batch(split, first, count, room, seed)[:, :room]
@@ -119,16 +117,16 @@ class Masked:
         return tokens, segments, labels
 
     def _cut(self, text: npt.NDArray[np.int64], draw: float) -> int:
-        """Returns where to end the first sentence of a pair: after a sentence end in the middle
-        half of the row, otherwise after any token in that half.
+        """Returns where the first sentence of a pair ends: preferably after a sentence end in the
+        middle half of the row, otherwise after any token in that half.
         """
         low, high = max(1, len(text) // 4), max(2, len(text) * 3 // 4)
         ends = np.flatnonzero(np.isin(text[low - 1 : high - 1], self.specials.sentence_ends)) + low
         return int(ends[int(draw * len(ends))]) if len(ends) else low + int(draw * (high - low))
 
     def _hide(self, tokens: Rows, first: int, seed: int) -> tuple[Rows, Rows]:
-        """Selects the tokens to predict. Most are masked, some become another word, and some stay
-        unchanged. Returns the new tokens and the targets.
+        """Selects the tokens to predict, and masks most of them, replaces some with another word
+        and leaves some unchanged. Returns the new tokens and the targets.
         """
         shape, special = tokens.shape, self.specials
         fixed = [
@@ -139,7 +137,7 @@ class Masked:
             self.dataset.manifest.end_of_document,
         ]
         draws = _draws(shape, seed, SELECT, first) + np.isin(tokens, fixed)
-        draws[:, 0] += 1  # selected last, because its target is a label instead of a word
+        draws[:, 0] += 1  # selected last, because its target is a label, not a word
         guesses = self.guesses(shape[1])
         chosen = np.zeros(shape, bool)
         np.put_along_axis(

@@ -1,5 +1,5 @@
 """Tokenization progress across all nodes. Each process regularly replaces a small file, and readers
-sum these files.
+sum up these files.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from ..trust.validation import fit
 from .dataset_store import DatasetStore, open_store, read_all
 from .manifest import read_preparation
 
-# minimum seconds between two writes to a folder, and to S3, where each one costs a request
+# Minimum seconds between writes to a folder, and to S3, which bills every request
 NOTE_EVERY = (0.2, 5.0)
 
 
 @dataclass(frozen=True)
 class TokenizingProgress:
-    """Combined progress of all processes. Byte counts refer to source files, and a total of 0 means
-    that there is no plan yet.
+    """Combined progress of all processes. Byte counts refer to source files. A total of 0 means
+    that the units have not been planned yet.
     """
 
     bytes_done: int
@@ -40,7 +40,7 @@ class TokenizingProgress:
 
 @dataclass
 class Counts:
-    """Work completed by one process, or before the job started."""
+    """Amount of work completed, either by one process or before the job started."""
 
     bytes: int = 0
     documents: int = 0
@@ -90,8 +90,8 @@ def read_progress(folder: Path, address: str | None = None) -> TokenizingProgres
 
 
 def _counts(content: bytes) -> Counts | None:
-    """Parses a progress file. Returns None if the file is damaged, because progress must never stop
-    the job.
+    """Parses a progress file. Returns None if the file is damaged, because a progress file must
+    never stop the job.
     """
     with suppress(InputError):
         return fit(Counts, untrusted_input.parse_line(content, ""))

@@ -7,9 +7,10 @@ lengths, i64 byte offsets of the sequences, i64 document bounds. Here, every doc
 sequence that ends with the end-of-document id. Because formats.LONGEST limits a document's size,
 its length fits in 31 bits.
 
-`Tokens` reads the concatenated shards, either from mapped files or from S3 in blocks. Blocks are
-cached in local files that the machine's ranks share, up to a limit in bytes. `check_opening` checks
-sampled blocks against the manifest when training starts, and `verify` checks every byte on request.
+`Tokens` reads the concatenated shards, either from mapped files or from S3 in blocks. Downloaded
+blocks are cached on disk, within a size limit, and shared by the machine's ranks. When training
+starts, `check_opening` checks sampled blocks against the manifest. `verify` checks every byte on
+request.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")
 TYPE_CODES = {"int32": 4, "uint16": 8}  # codes of Megatron's DType, which has no uint32
 
-OPEN_FILES = 512  # maximum files to map at a time, below the usual limit of 1024 descriptors
+OPEN_FILES = 512  # maximum number of mapped files, below the usual limit of 1024 descriptors
 Tokenlike = npt.NDArray[Any]
 
 THREADS = 8  # parallel block downloads
 
-SAMPLED = 4  # random blocks to check at every opening: 16 MiB, about 10 ms
+SAMPLED = 4  # random blocks to check per opening: 16 MiB, about 10 ms
 
 
 class ShardWriter:
@@ -63,10 +64,10 @@ class ShardWriter:
             np.dtype(dtype).newbyteorder("<"),
             end_of_document,
         )
-        # The process ID separates the files of concurrent jobs.
+        # The process ID keeps the files of concurrent jobs apart.
         self.partial = store.folder / f"{path}.{os.getpid()}.partial"
         self.lengths: list[npt.NDArray[np.int32]] = []
-        self.begun = 0  # tokens written so far of an unfinished document
+        self.begun = 0  # tokens written so far for an unfinished document
         self.min_id, self.max_id = end_of_document, end_of_document
         self.sha256, self.blocks, self.crc, self.filled = hashlib.sha256(), list[int](), 0, 0
 
@@ -79,7 +80,7 @@ class ShardWriter:
         return self
 
     def begin(self, ids: npt.NDArray[np.uint32]) -> int:
-        """Appends a part of a document, which the next call continues. Returns the number of tokens
+        """Appends part of a document, which the next call continues. Returns the number of tokens
         written.
         """
         self._see(ids)
@@ -215,8 +216,8 @@ class Tokens:
                 self._cached(index, block)
 
     def _parts(self, start: int, length: int) -> list[tuple[int, int, int, int]]:
-        """Splits a token range at shard boundaries. Each part consists of the shard's index, the
-        part's start and end in that shard, and its position in the range.
+        """Splits a token range at shard boundaries. Returns each part's shard index, its start and
+        end in the shard, and its position in the range.
         """
         index, at, parts = int(np.searchsorted(self.starts, start, side="right")) - 1, 0, []
         while at < length:
@@ -244,8 +245,8 @@ class Tokens:
         return np.frombuffer(content, self.dtype)[begin - first : end - first]
 
     def _cached(self, index: int, block: int) -> Callable[[], bytes]:
-        """Starts fetching a block of a shard in the background if it is not cached. Calling the
-        result waits for the block.
+        """Starts fetching a block of a shard in the background unless it is cached. Returns a
+        function that waits for the block and returns it.
         """
         assert self.cache is not None
         shard, store = self.shards[index], self.store
@@ -281,8 +282,8 @@ class BlockCache:
         folder.mkdir(parents=True, exist_ok=True)
 
     def get(self, name: str, fetch: Callable[[], bytes]) -> Callable[[], bytes]:
-        """Starts prefetching a block. Calling the result waits for the block and raises its
-        download error.
+        """Starts fetching a block in the background. Returns a function that waits for the block
+        and raises any download error.
         """
         if name not in self.coming:
             self.coming[name] = self.threads.submit(self._bring, name, fetch)
@@ -306,7 +307,7 @@ class BlockCache:
         return content
 
     def _make_room(self) -> None:
-        """Evicts the least recently used blocks until the cache is within its limit."""
+        """Evicts the least recently used blocks until the cache is within its size limit."""
         found = sorted(
             (status.st_mtime_ns, status.st_size, path)
             for path in self.folder.iterdir()
@@ -328,10 +329,8 @@ def _stat(path: Path) -> os.stat_result | None:
 
 
 def check_opening(store: DatasetStore, manifest: Manifest) -> None:
-    """Raises DataError if a file is missing, a file's size is wrong, the tokenizer is not the
-    dataset's, or a sampled block is damaged.
-
-    Blocks from S3 are checked on arrival instead.
+    """Raises DataError if a file is missing or has the wrong size, the tokenizer is not the
+    dataset's, or a sampled block is damaged. Blocks in S3 are checked on arrival instead.
     """
     sizes = {name: size for split in SPLITS for name, size in store.sizes(split).items()}
     width = ITEM_BYTES[manifest.dtype]

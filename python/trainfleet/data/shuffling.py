@@ -19,15 +19,15 @@ Index = npt.NDArray[np.uint64]
 # Four rounds make a pseudorandom permutation (Luby and Rackoff 1988). Two more are added because
 # the round function is only a mixer.
 ROUNDS = 6
-MIX = 4096  # consecutive samples over which every source gets exactly its share
+MIX = 4096  # number of consecutive samples over which every source gets exactly its share
 WORD = 2**64 - 1
 EPOCH, BLOCKS, WINDOW, TAIL, SHARE = range(5)  # keys that separate permutations by purpose
 
 
 @dataclass(frozen=True)
 class Order:
-    """Infinite sample order over one or more sources. `counts` is the number of samples per epoch
-    of each source. `weights` may be omitted if there is only one source.
+    """Infinite sample order over one or more sources. `counts` is each source's number of samples
+    per epoch. `weights` may be omitted for a single source.
     """
 
     seed: int
@@ -114,8 +114,8 @@ def windowed(positions: Index, n: int, block: int, window: int, *key: int) -> In
 
 
 def apportion(weights: Sequence[float], total: int) -> list[int]:
-    """Returns integer shares that sum to `total` and are as close to the weights as possible
-    (largest remainder). Each share is at least one.
+    """Splits `total` into integers of at least one that are as proportional to the weights as
+    possible (largest remainder method).
     """
     exact = [max(weight / sum(weights) * (total - len(weights)), 0) + 1 for weight in weights]
     shares = [int(share) for share in exact]
@@ -126,7 +126,9 @@ def apportion(weights: Sequence[float], total: int) -> list[int]:
 
 
 def mix(values: npt.ArrayLike) -> Index:
-    """Applies splitmix64's finalizer: each input bit flips each output bit with probability 1/2."""
+    """Applies splitmix64's finalizer, in which each input bit flips each output bit with
+    probability 1/2.
+    """
     z = np.asarray(values, np.uint64)
     with np.errstate(over="ignore"):
         z = z + np.uint64(0x9E3779B97F4A7C15)
@@ -136,7 +138,7 @@ def mix(values: npt.ArrayLike) -> Index:
 
 
 def fold(*parts: int) -> int:
-    """Combines numbers into one 64-bit key, which depends on their values and their order."""
+    """Combines numbers into one 64-bit key that depends on their values and order."""
     key = 0
     # Same as `mix`, but on Python integers, which is ten times faster for a single number.
     for part in parts:

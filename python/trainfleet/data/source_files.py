@@ -1,8 +1,8 @@
 """Lists and opens source files on this machine's file systems, in Python's standard library, or in
 S3 (storage/s3.py).
 
-A file is identified by its path, size and version (modification time or ETag). A change during
-reading is therefore detected, and old and new content is never mixed.
+A file is identified by its path, size and version (modification time or ETag), so that old and new
+content is never mixed if the file changes while it is being read.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class SourceFile:
     version: str
 
 
-# A source's files to read, and the number of skipped files by reason
+# a source's files to read, and the number of skipped files per reason
 Listing = tuple[list[SourceFile], Counter[str]]
 
 
@@ -62,8 +62,8 @@ def is_remote(path: str) -> bool:
 
 
 def list_files(source: str) -> Listing:
-    """Lists the files of one source to read, sorted by path, and counts the skipped files by
-    reason. Raises DataError if no file can be read.
+    """Lists the files of one source to read, sorted by path, and the number of skipped files per
+    reason. Raises DataError if none of the files can be read.
     """
     if is_stdlib(source):
         paths = (file.path for file in _walk(LIBRARY) if isinstance(file, SourceFile) and file.size)
@@ -110,7 +110,7 @@ def _sorted_out(found: list[SourceFile | str]) -> Listing:
 
 
 def told(where: str, unread: Counter[str]) -> list[str]:
-    """Returns a warning with the number of unread files by reason, or an empty list if all files
+    """Returns a warning with the number of unread files per reason, or an empty list if all files
     are read.
     """
     kinds = unread.most_common()
@@ -211,7 +211,7 @@ def _walk(source: Path) -> Iterator[SourceFile | str]:
 
 def _linked(path: Path, real: Path, tree: Path) -> SourceFile | str:
     """Returns a link as a source file, or the reason why it is not read. A link is read only if its
-    target is in the source's tree and is not read at its own path.
+    target is inside the source's tree and is not also read at its own path.
     """
     if not real.exists():
         return "link to a missing file"

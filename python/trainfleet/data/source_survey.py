@@ -15,7 +15,7 @@ from .format_table import TAR, is_record, name_of
 from .sources import UnitPlan, plan_units, seconds_for
 from .tokenizer import require_use
 
-FIRST = 2**24  # maximum bytes of a .json file that a plan reads
+FIRST = 2**24  # maximum size of a .json file that `make plan` reads, in bytes
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def look(data: Data) -> SourceSurvey:
 
 def _read_first_records(plan: UnitPlan, data: Data) -> None:
     """Reads the first record of each source on this disk. Raises DataError if that record would
-    stop tokenization.
+    make tokenization fail.
     """
     for source, piece in {unit.source: unit.pieces[0] for unit in reversed(plan.units)}.items():
         kind = name_of(piece.path)

@@ -1,8 +1,7 @@
 """Divides the sources into units of work, based on a listing of their files.
 
-A unit is the work that one process tokenizes at a time, commits as a whole and never repeats. Units
-depend only on the listing, so every node sees the same units after every restart, for any node
-count.
+A process tokenizes one unit at a time, commits it as a whole and never repeats it. Units depend
+only on the listing, so they are the same on every node and after every restart, for any node count.
 """
 
 from __future__ import annotations
@@ -33,19 +32,19 @@ from .source_files import (
 )
 
 POINTER = b"version https://git-lfs"
-POINTERS = 100  # small files per source to check for Git LFS pointers; if one is a pointer, all are
-# Limit on the private memory of a process that reads sources, in bytes. A record takes up to 64
-# MiB, and its parsed JSON ten times as much. An encoder's caches take 200 MB, and a Parquet page
-# takes 1 GiB.
+POINTERS = 100  # small files to check per source; in a clone without Git LFS, all are pointers
+# Limit on the private memory of a process that reads sources, in bytes. A record can take 64 MiB,
+# and its parsed JSON ten times as much. An encoder's caches take 200 MB, and a Parquet page can
+# take 1 GiB.
 MEMORY = 6144 * MEBIBYTE
 # Unit sizes are multiples of GRID, and large texts are cut into documents of about this size.
 GRID = 4 * MEBIBYTE
 LARGEST_UNIT = 64 * GRID
 LARGEST_TEXT = 16 * GRID
-# Minimum number of whole texts to expect in the validation split. With fewer, validation uses the
-# last part of each text instead.
+# Minimum number of texts to expect in the validation split. If there would be fewer, validation
+# uses the last part of each text instead.
 FEW = 5
-PROCESS_MB_PER_SECOND = 45.0  # text per process, as measured in tests/bench/LOG.md
+PROCESS_MB_PER_SECOND = 45.0  # text throughput per process, as measured in tests/bench/LOG.md
 
 
 @dataclass(frozen=True)
@@ -99,7 +98,7 @@ class UnitPlan:
 
     @property
     def notes(self) -> list[str]:
-        """Notes about correct behavior that may surprise a user."""
+        """Notes about intended behavior that may surprise a user."""
         few = f"there are few texts ({self.files}), so the last part of each is used for validation"
         return [few] if self.few else []
 
@@ -109,8 +108,8 @@ class UnitPlan:
 
 
 def seconds_for(total: int, largest: int, processes: int) -> float:
-    """Estimates the seconds to tokenize `total` bytes at the measured throughput of one process.
-    The result is at least the time for the largest unit.
+    """Estimates the seconds to tokenize `total` bytes at the measured throughput per process, but
+    at least the time for the largest unit.
     """
     return max(total / max(processes, 1), largest) / (PROCESS_MB_PER_SECOND * 1e6)
 
@@ -172,8 +171,8 @@ def have_changed(data: Data, identity: str) -> bool:
 
 
 def _are_few(files: list[SourceFile], validation_fraction: float) -> bool:
-    """Returns whether all files are plain texts, and so few that assigning them to splits by hash
-    might leave a split empty.
+    """Returns whether all files are plain texts, and too few for a hash-based split: training or
+    validation might be left empty.
     """
     texts = all(name_of(file.path) in TEXTS and not is_stdlib(file.path) for file in files)
     return texts and len(files) * validation_fraction < FEW
@@ -202,8 +201,8 @@ def _list(source: Source) -> Listing:
 
 
 def _refuse_pointers(files: Iterable[SourceFile]) -> None:
-    """Raises DataError if a file is a Git LFS pointer. Pointers are texts of less than 1 KiB, so
-    training on them would not fail.
+    """Raises DataError if a file is a Git LFS pointer. Pointers are small text files, so training
+    on them would go unnoticed.
 
     https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md
     """
@@ -220,7 +219,7 @@ def _refuse_pointers(files: Iterable[SourceFile]) -> None:
 
 def _aim(total: int) -> int:
     """Returns the target size of a unit in bytes: 1/512 of the total, so that hundreds of processes
-    have work and a failed process loses little.
+    have work and a crash loses little of it.
     """
     return min(-(-total // 512 // GRID) * GRID or GRID, LARGEST_UNIT)
 

@@ -64,7 +64,7 @@ def read_json(piece: SourcePiece, text_field: str) -> Iterator[Item]:
 
 
 def read_separated(piece: SourcePiece, text_field: str) -> Iterator[Item]:
-    """Yields the column `text_field` of a CSV or TSV table. The first row contains the column
+    """Yields the `text_field` column of a CSV or TSV table. The first row contains the column
     names, and all other rows have the same number of cells.
 
     CSV follows RFC 4180, with quotes. TSV has no quotes, and each line is a row:
@@ -110,7 +110,7 @@ def _tabbed(lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
 
 
 def _quoted(lines: Iterator[str], path: str) -> Iterator[tuple[int, list[str]]]:
-    """Yields each non-blank CSV row, with the number of its last line."""
+    """Yields each non-blank CSV row with the number of the row's last line."""
     csv.field_size_limit(LONGEST)
     rows = csv.reader(lines, "excel", strict=True)
     try:
@@ -135,7 +135,7 @@ def _lines(stream: TextIO, piece: SourcePiece) -> Iterator[str]:
 
 
 def read_arrow(piece: SourcePiece, text_field: str) -> Iterator[Item]:
-    """Yields the column `text_field` of an Arrow file or stream (including Feather), one batch at a
+    """Yields the `text_field` column of an Arrow file or stream (including Feather), one batch at a
     time.
     """
     arrow, ipc = library("pyarrow", "pyarrow", piece), library("pyarrow.ipc", "pyarrow", piece)

@@ -1,10 +1,9 @@
-"""One node's share of `make tokenize`. Processes share only the dataset's folder, and there is no
-merge step.
+"""Tokenizes one node's share of the data for `make tokenize`.
 
-Node 0 commits the preparation (plan.json and the tokenizer). Unit i belongs to node i mod N, and
-each process takes the next of its node's units. Every unit is committed as a whole, so a restart
-with any number of nodes processes only the missing units. Every node writes the same bytes for a
-given unit.
+Processes share only the dataset's folder, and there is no merge step. Node 0 commits the
+preparation (plan.json and the tokenizer). Unit i belongs to node i mod N, and each process takes
+the next of its node's units. Every unit is committed as a whole, so a restart with any number of
+nodes processes only the missing units. Every node writes the same bytes for a given unit.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ from .tokenizer import Tokenizer, load
 if TYPE_CHECKING:
     from .work_units import UnitWork
 
-POLL = 0.05  # seconds between checks for node 0's commit
-PATIENCE = 60.0  # seconds to wait until node 0 replaces an earlier job's preparation
+POLL = 0.05  # seconds between checks whether node 0 has committed the preparation
+PATIENCE = 60.0  # seconds to wait for node 0 to replace an earlier job's preparation
 REMIND = 30.0
 
 
@@ -53,7 +52,7 @@ class Share:
 
 
 def tokenize(data: Data, share: Share, root: Path = run_folder.DATA) -> Manifest | None:
-    """Tokenizes this node's units. Returns the manifest if this completes the dataset, or None if
+    """Tokenizes this node's units. Returns the manifest if that completes the dataset, or None if
     other nodes are still working.
     """
     store = manifest.store_of(data, root)
@@ -74,8 +73,8 @@ def tokenize(data: Data, share: Share, root: Path = run_folder.DATA) -> Manifest
 
 
 def prepare(data: Data, plan: UnitPlan, store: DatasetStore) -> Preparation:
-    """Commits plan.json and tokenizer.json. Reuses those of an interrupted job if its settings and
-    files were the same.
+    """Commits plan.json and tokenizer.json, or reuses those of an interrupted job with the same
+    settings and files.
     """
     for line in (*plan.notes, *(f"warning: {warning}" for warning in plan.warnings)):
         print(line, flush=True)
@@ -89,7 +88,7 @@ def prepare(data: Data, plan: UnitPlan, store: DatasetStore) -> Preparation:
             "settings or files",
             flush=True,
         )
-        # Otherwise, the old plan would declare the new tokenizer ready.
+        # If the old plan stayed in place, it would mark the new tokenizer as ready.
         store.remove(manifest.PLAN)
     began = time.monotonic()
     trained = data.tokenizer == TRAINED
@@ -98,7 +97,7 @@ def prepare(data: Data, plan: UnitPlan, store: DatasetStore) -> Preparation:
         if trained
         else load(folder_named(data))
     )
-    # Fail before any work is done if the tokenizer has no end-of-document token.
+    # Fail early if the tokenizer has no end-of-document token.
     preparation = manifest.preparation_of(data, plan, tokenizer)
     store.write(FILE, tokenizer.definition.encode())
     manifest.write(store, manifest.PLAN, preparation)
@@ -135,7 +134,7 @@ def await_preparation(data: Data, plan: UnitPlan, store: DatasetStore, node: int
 def finish(
     data: Data, plan: UnitPlan, preparation: Preparation, store: DatasetStore
 ) -> Manifest | None:
-    """Writes the manifest if every unit is done. Any node can do this.
+    """Writes the manifest if every unit is done. Any node can call it.
 
     Raises:
         DataError: there is no document to train on, or more bad records were skipped than
@@ -170,7 +169,7 @@ def _tokenizer_of(store: DatasetStore, preparation: Preparation) -> bytes | None
 
 
 def _mirror_tokenizer(store: DatasetStore, preparation: Preparation) -> None:
-    """Copies the tokenizer to this machine's folder, because it may exist only in S3."""
+    """Copies the tokenizer to this machine's folder, because the original may exist only in S3."""
     path = store.folder / FILE
     if not path.exists() or load(path).sha256 != preparation.tokenizer_sha256:
         run_folder.write_atomic(path, (_tokenizer_of(store, preparation) or b"").decode())
@@ -205,7 +204,7 @@ def _do_units(
 
 
 def _sweep(folder: Path, units: set[int]) -> None:
-    """Removes the partial files that killed processes left for these units."""
+    """Removes partial files that killed processes left behind for these units."""
     for path in (path for split in manifest.SPLITS for path in (folder / split).glob("*.partial")):
         if int(path.name.split(".")[0]) in units:
             path.unlink(missing_ok=True)
@@ -231,7 +230,8 @@ def _work(work: UnitWork, units: Iterator[Unit]) -> None:
 def _in_processes(task: _Task, units: list[Unit], workers: int) -> None:
     """Runs worker processes, each of which requests its next unit through a pipe.
 
-    Workers are spawned, because fork would copy locks that threads of the tokenizer libraries hold.
+    Workers are spawned rather than forked, because a fork would copy locks held by the tokenizer
+    libraries' threads.
     """
     context = multiprocessing.get_context("spawn")
     links = dict[Connection, SpawnProcess]()
@@ -250,7 +250,7 @@ def _in_processes(task: _Task, units: list[Unit], workers: int) -> None:
 
 
 def _serve(links: dict[Connection, SpawnProcess], units: Iterator[Unit]) -> None:
-    """Distributes units until all workers have exited successfully. Raises the error that a worker
+    """Distributes units until all workers have exited successfully. Raises an error that a worker
     sends, or exits with the code of the first worker that fails.
     """
     waiting = dict(links)
@@ -277,10 +277,10 @@ def _require_well(process: SpawnProcess, number: int) -> None:
 
 def _worker(task: _Task, number: int, link: Connection) -> None:
     die_with_parent()
-    # The terminal signals all processes. The parent decides when to stop.
+    # Ctrl-C reaches all processes, but the parent decides when to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     exit_on(signal.SIGTERM)
-    # Imports numpy and the tokenizer libraries, which the parent does not need.
+    # Imported here, because the parent does not need numpy and the tokenizer libraries.
     from .work_units import UnitWork
 
     try:
@@ -300,9 +300,7 @@ def _in_turn(link: Connection) -> Iterator[Unit]:
 
 
 def exit_on(number: signal.Signals) -> None:
-    """Makes the process exit on this signal as it does on an error, so that partial files are
-    removed.
-    """
+    """Makes this signal raise SystemExit, so that partial files are removed as after an error."""
 
     def leave(received: int, frame: FrameType | None) -> None:
         sys.exit(128 + received)

@@ -1,4 +1,4 @@
-"""Tokenizer that encodes texts, decodes ids, and provides the properties that a dataset needs."""
+"""Tokenizer that encodes texts, decodes ids, and exposes the properties that a dataset needs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Tokenizer(Vocabulary):
 
     @cached_property
     def encoder(self) -> TextEncoder:
-        """Fastest library that produces exactly this tokenizer's ids."""
+        """Fastest library that reproduces this tokenizer's ids exactly."""
         return self._opened[0]
 
     def renew(self) -> None:
@@ -69,15 +69,15 @@ class Tokenizer(Vocabulary):
 
 
 def described(encoder: TextEncoder) -> str:
-    """Returns the name and version of an encoder's library."""
-    from importlib.metadata import version  # this import takes 14 ms
+    """Returns the name and version of the library behind an encoder."""
+    from importlib.metadata import version  # imported here, because the import takes 14 ms
 
     return f"{encoder.name} {version(encoder.package)}"
 
 
 class StreamDecoder:
-    """Streaming decoder for ids that arrive one at a time. It holds back a character until all its
-    bytes have arrived.
+    """Streaming decoder for ids that arrive one at a time. Buffers a character until all its bytes
+    have arrived.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -92,8 +92,8 @@ class StreamDecoder:
 
 
 def require_use(data: Data) -> None:
-    """Raises DataError if data.tokenizer can't encode text. The config check reads only its
-    vocabulary.
+    """Raises DataError if data.tokenizer can't encode text. The config checks don't cover this,
+    because they read only its vocabulary.
     """
     if data.tokenizer != TRAINED:
         assert load(folder_named(data)).reference

@@ -1,4 +1,6 @@
-"""Tokenizes a unit: reads, encodes, checks against the reference encoder, writes and commits."""
+"""Tokenizes a unit: reads and encodes its texts, checks them against the reference encoder, and
+writes and commits the result.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,10 @@ from .sources import Unit
 from .tokenizer import described, load
 
 CUT_TOKENS = 16
-# Bytes of text after which the encoder is reopened, because fastokens' word cache grows to 100 MB
+# Number of text bytes after which the encoder is reopened, because fastokens' word cache grows to
+# 100 MB
 RENEWED = 2**27
-# Characters to check per batch, so that about 0.1 % of the text is encoded twice
+# Number of characters to check per batch, so that about 0.1 % of the text is encoded twice
 CHECKED_CHARACTERS = 1024
 LONG = 2**24  # characters; longer documents are encoded in parts
 PART = 2**20
@@ -41,14 +44,14 @@ WORD_END = re.compile(r"(?<=\S)\n(?=[^\W\d_])|(?<=[^\W\d_])(?= [^\W\d_])")
 
 class Mismatch(Exception):
     """Raised if the fast encoder and the reference disagree on a text. The message is the start of
-    that text.
+    the text.
     """
 
 
 @dataclass(frozen=True)
 class Draft:
-    """Encoded unit that is not committed yet. Closing `open_files` without a commit removes the
-    files of its writers.
+    """Encoded but uncommitted unit. Closing `open_files` before a commit removes its writers'
+    files.
     """
 
     record: UnitRecord
@@ -57,12 +60,12 @@ class Draft:
 
 
 class UnitWork:
-    """Worker that tokenizes units of one dataset. It commits the same bytes for a unit on every
-    node and in every attempt.
+    """Worker that tokenizes the units of one dataset. For a given unit, it commits the same bytes
+    on every node and in every attempt.
 
-    A thread writes a unit's files to disk while the next unit is encoded. With small units or a
-    slow file system, waiting for fsync would take longer than encoding. `flush` waits for the last
-    commit.
+    A thread writes a unit's files to disk while the next unit is being encoded. With small units or
+    a slow file system, waiting for fsync would take longer than encoding. `flush` waits for the
+    last commit.
     """
 
     def __init__(
@@ -74,8 +77,8 @@ class UnitWork:
         self.committer, self.pending = ThreadPoolExecutor(1), list[Future[None]]()
 
     def do(self, unit: Unit) -> None:
-        """Encodes one unit and starts to commit it. If the fast encoder is wrong on a text, prints
-        a note and encodes the whole unit again with the reference.
+        """Encodes one unit and starts to commit it. If the fast encoder gets a text wrong, prints a
+        note and re-encodes the whole unit with the reference.
         """
         notes, before = tuple(self.tokenizer.notes), self.meter.counts
         try:
@@ -139,7 +142,8 @@ class UnitWork:
                 self.meter.add(bytes_=consumed, documents=read, tokens=tokens)
             files = stack.pop_all()
         bad.require_few(documents)
-        # Count the remaining bytes: headers, blank lines, and bytes that a decompressor read ahead.
+        # Count the remaining bytes: headers, blank lines, and bytes that a decompressor has read
+        # ahead.
         self.meter.add(bytes_=unit.bytes - done)
         record = UnitRecord(
             index=unit.index,
@@ -171,7 +175,7 @@ class UnitWork:
         self, texts: list[str], ids: Ids, offsets: Offsets, encoder: TextEncoder, seed: int
     ) -> int:
         """Compares one document of a batch, or the start of a long one, with the reference. Returns
-        the number of documents compared.
+        the number of documents that were compared.
         """
         reference = self.tokenizer.reference
         if encoder is reference:
@@ -200,10 +204,10 @@ def _add_long(text: str, encoder: TextEncoder, writer: ShardWriter) -> int:
 
 
 def divide(batch: list[Document], validation_fraction: float, few: bool) -> dict[str, list[str]]:
-    """Divides a batch's texts between the splits. Omits empty splits from the result.
+    """Divides a batch's texts between the splits, omitting empty splits.
 
-    A text's hash selects its split. A document therefore keeps its split when others are added, and
-    duplicates share a split. If there are few documents, the last lines of each one go to the
+    A text's hash selects its split, so a document keeps its split when others are added, and
+    duplicates share a split. If there are few documents, the last lines of each document go to the
     validation split instead.
     """
     texts: dict[str, list[str]] = {split: [] for split in SPLITS}
@@ -221,8 +225,8 @@ def divide(batch: list[Document], validation_fraction: float, few: bool) -> dict
 
 
 def parts(text: str, encoder: TextEncoder) -> Iterator[str]:
-    """Yields consecutive parts of a text, each with about PART characters, that can be encoded
-    separately. Joining their ids gives the ids of the whole text.
+    """Yields consecutive parts of a text that can be encoded separately, each with about PART
+    characters. The concatenated ids of the parts are those of the whole text.
 
     A tokenizer's pre-tokenizer needs only a few characters around a position to decide whether a
     word ends there. A cut is therefore made only if encoding its surroundings in two parts gives

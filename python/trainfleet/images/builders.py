@@ -1,4 +1,4 @@
-"""Selects docker, podman or buildah, and provides the commands to build, inspect and push
+"""Selects docker, podman or buildah, and provides the commands that build, inspect and push
 images.
 """
 
@@ -18,13 +18,13 @@ from ..trust.safe_output import visible
 from .image_recipe import ARCHITECTURE, DOCKERFILE
 
 ANSWER = 60.0  # query timeout in seconds
-NATIVE = ("x86_64", "AMD64")  # machine types that build amd64 images without --platform
+NATIVE = ("x86_64", "AMD64")  # machines that build amd64 images without --platform
 
 
 @dataclass(frozen=True)
 class LocalImage:
-    """Image on this machine, with its labels, its processor architecture and the size of each layer
-    in bytes, starting from the base.
+    """Image on this machine, with its labels, processor architecture and layer sizes in bytes, base
+    layer first.
     """
 
     labels: Mapping[str, str]
@@ -38,7 +38,7 @@ class LocalImage:
 
 @dataclass(frozen=True)
 class Builder:
-    """Program that builds images.
+    """Command-line program that builds images.
 
     docker and podman share most arguments, but buildah inspects images with different ones.
     """
@@ -46,7 +46,7 @@ class Builder:
     name: str
 
     def works(self) -> str:
-        """Returns the reason why the program can't be used here, or "" if it works."""
+        """Returns why the program can't be used here, or "" if it works."""
         if shutil.which(self.name) is None:
             return "is not installed"
         said = self.run("version" if self.name == "buildah" else "info")
@@ -59,7 +59,7 @@ class Builder:
     def build(
         self, reference: str, arguments: Mapping[str, str], secrets: Mapping[str, str], context: str
     ) -> list[str]:
-        """Returns the command that builds the context.
+        """Returns the command that builds the image from the folder `context`.
 
         Secrets are passed as files, never on the command line. The command does not use `--label`,
         which breaks the cache of buildah 1.28: buildah would commit stages without steps again, and
@@ -94,7 +94,7 @@ class Builder:
         )
 
     def names(self, label: str) -> list[str]:
-        """Returns the names of local images with a label, newest first."""
+        """Returns the names of local images with this label, newest first."""
         form = "{{.Name}}:{{.Tag}}" if self.name == "buildah" else "{{.Repository}}:{{.Tag}}"
         said = self.run("images", f"--filter=label={label}", f"--format={form}")
         return [line for line in said.stdout.splitlines() if "<none>" not in line]
@@ -110,8 +110,8 @@ class Builder:
         return [[self.name, "push", reference, f"docker://{target}"]]
 
     def run(self, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-        """Runs the program. Returns a failed process if the program can't be started or times
-        out.
+        """Runs the program. If it can't be started or times out, returns a failed process instead
+        of raising an error.
         """
         command = [self.name, *words]
         try:
@@ -133,9 +133,8 @@ BUILDERS = (Builder("docker"), Builder("podman"), Builder("buildah"))
 
 
 def choose() -> tuple[Builder, str]:
-    """Returns the first builder that works here, and the reasons why earlier ones do not.
-
-    Raises ImageError if no builder works here.
+    """Returns the first builder that works here, and why earlier ones do not. Raises ImageError if
+    no builder works here.
     """
     refused: list[str] = []
     for builder in BUILDERS:
@@ -165,7 +164,7 @@ def _of_docker(text: str, history: str) -> LocalImage | None:
 
 
 def _record(text: str) -> dict[str, Any]:
-    """Returns the JSON object in a program's output, or the first one in a list. Returns {} for
+    """Returns the JSON object that a program printed, or the first one in a list. Returns {} for
     other output.
     """
     try:

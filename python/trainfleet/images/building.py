@@ -1,4 +1,4 @@
-"""Implements make build: builds a recipe's image if it is missing, and explains builder
+"""Implements `make build`: builds a recipe's image if it is missing, and explains builder
 failures.
 """
 
@@ -28,7 +28,7 @@ from .image_recipe import ARCHITECTURE, LAYERS, PARTS, ImageRecipe, write_contex
 
 KEPT = 40  # number of last output lines to search for the cause of a failure
 SHOWN, MOST = 6, 600  # maximum lines in a message, and characters per line
-# Maps each pip option to its secret in docker/Dockerfile and to the secret's path during the build.
+# Maps each pip option to its secret in docker/Dockerfile and the secret's path during the build.
 CERTIFICATES = {
     "cert": ("ca", "/etc/ssl/certs/ca-certificates.crt"),
     "client-cert": ("client", "/run/secrets/client"),
@@ -36,8 +36,8 @@ CERTIFICATES = {
 ADDRESSES = ("index-url", "extra-index-url", "find-links")
 PASSWORD = "TRAINFLEET_PIP_PASSWORD"
 Say = Callable[[str], None]
-# Steps are printed as "[8/8] STEP 7/23: RUN ..." by buildah and podman, and as "#9 [image 7/23] RUN
-# ..." by docker.
+# buildah and podman print steps as "[8/8] STEP 7/23: RUN ...", while docker prints "#9 [image 7/23]
+# RUN ...".
 STEP = re.compile(r"(?:\[\d+/\d+\] )?STEP (\d+/\d+): (.+)|#\d+ \[(?:[\w-]+ )?(\d+/\d+)\] (.+)")
 CACHED = re.compile(r"--> Using cache|#\d+ CACHED")
 NOISE = re.compile(
@@ -45,19 +45,19 @@ NOISE = re.compile(
     r"|sha256:|extracting |exporting |naming |writing )"
     r"|(?:\[\d+/\d+\] )?COMMIT |Successfully tagged |[0-9a-f]{64}$|#\d+$|$"
 )
-# Instructions that may take long. All others only change the configuration.
+# Instructions that may take long. All others only change the image's configuration.
 AT_WORK = re.compile(r"FROM (?![0-9a-f]{64})|COPY|RUN")
-WIDTH = 66  # maximum characters of an instruction
+WIDTH = 66  # maximum characters to show of an instruction
 NEWLINE = "\n"
 LONG = 1.0  # minimum duration of a step to display, in seconds
 
 
 @dataclass(frozen=True)
 class Trouble:
-    """Known failure in a builder's output, with its cause and the suggested next command.
+    """Known failure pattern in a builder's output, with its cause and the suggested next command.
 
-    If `in_steps` is false, it is ignored when a step failed, because steps also contact other
-    hosts.
+    If `in_steps` is false, the pattern is ignored when a step failed, because steps also contact
+    hosts other than the registry.
     """
 
     says: str
@@ -182,9 +182,8 @@ def build(recipe: ImageRecipe, builder: Builder, commit: str, say: Say) -> Local
 
 
 def require(found: LocalImage, recipe: ImageRecipe) -> LocalImage:
-    """Returns the image if it matches the recipe.
-
-    Raises ImageError if its tag or processor architecture differs.
+    """Returns the image if it matches the recipe. Raises ImageError if its tag or processor
+    architecture differs from the recipe's.
     """
     if found.architecture != ARCHITECTURE:
         why = (
@@ -213,7 +212,7 @@ def newest_of(recipe: ImageRecipe, builder: Builder) -> tuple[str, str] | None:
 
 
 def describe(found: LocalImage) -> str:
-    """Describes an image by its size, its number of layers, and the size of its code layer."""
+    """Describes an image by its size, layer count and code layer size."""
     last = f"; the last has {found.layers[-1] / 1e6:,.1f} MB" if found.layers else ""
     return f"{found.size / 1e6:,.0f} MB in {len(found.layers)} layers{last}"
 
@@ -221,9 +220,8 @@ def describe(found: LocalImage) -> str:
 def run_builder(
     builder: Builder, words: Sequence[str], what: str, troubles: Sequence[Trouble], base: str = ""
 ) -> None:
-    """Runs a builder command and shows its output.
-
-    If it fails, raises ImageError with the cause and the last lines of output.
+    """Runs a builder command and shows its output. Raises ImageError with the cause and the last
+    lines of output if the command fails.
     """
     process = subprocess.Popen(
         words,
@@ -247,7 +245,7 @@ def run_builder(
 def explained(
     builder: Builder, lines: list[str], what: str, troubles: Sequence[Trouble], base: str
 ) -> ImageError:
-    """Builds the error that explains a builder's output."""
+    """Builds an error that explains the failure in a builder's output."""
     said = [
         f"{line[:MOST]} ..." if len(line) > MOST else line
         for line in lines
@@ -291,8 +289,8 @@ def secrets_in(folder: Path, say: Say) -> Iterator[dict[str, str]]:
 
 
 def package_sources(say: Say) -> dict[str, str]:
-    """Returns pip's options for the package sources that a build can reach. Prints which options
-    are ignored.
+    """Returns the pip options for the package sources that a build can reach. Prints the names of
+    ignored options.
 
     Raises:
         ImageError: the configuration can't be read, names a missing certificate, or leaves no
@@ -332,7 +330,7 @@ def package_sources(say: Say) -> dict[str, str]:
 
 
 def reachable(name: str, addresses: str, say: Say) -> str:
-    """Returns an option's addresses without local folders. Prints which folders are ignored."""
+    """Returns an option's addresses without local folders, and prints the folders that it drops."""
     local = [word for word in addresses.split() if "://" not in word or word.startswith("file:")]
     if local:
         say(f"{name} {', '.join(local)} is ignored: the build can't reach folders of this machine")
@@ -340,7 +338,7 @@ def reachable(name: str, addresses: str, say: Say) -> str:
 
 
 def hide_passwords(settings: Mapping[str, str]) -> None:
-    """Registers the passwords in these addresses, so that this process hides them in all output."""
+    """Registers the passwords in these addresses for redaction in all output of this process."""
     addresses = [word for value in settings.values() for word in value.split() if "://" in word]
     passwords = [found for address in addresses if (found := urlsplit(address).password)]
     for number, password in enumerate(passwords):
@@ -349,9 +347,7 @@ def hide_passwords(settings: Mapping[str, str]) -> None:
 
 
 def commit_of(root: Path = ROOT) -> str:
-    """Returns the commit of this checkout, with a + if there are uncommitted changes, or
-    `unknown`.
-    """
+    """Returns this checkout's commit, with a + if there are uncommitted changes, or `unknown`."""
     said = [
         subprocess.run(
             ["git", "--no-optional-locks", "-C", str(root), *words],
@@ -369,9 +365,8 @@ def commit_of(root: Path = ROOT) -> str:
 
 
 class BuildSteps:
-    """Prints a builder's output.
-
-    The line of the running step stays open until the step ends or prints a line.
+    """Prints a builder's output. The running step's line stays open until the step prints something
+    or ends.
     """
 
     def __init__(self, builder: str) -> None:
@@ -392,7 +387,7 @@ class BuildSteps:
             self.open = False
 
     def end(self, how: str = "") -> None:
-        """Ends the line of the running step with `how`, or with the step's duration."""
+        """Ends the running step's line with `how`, or with the step's duration."""
         seconds = time.monotonic() - self.began
         outcome = how or (f"{seconds:.0f} s" if seconds > LONG else "")
         if self.runs and (self.open or outcome):

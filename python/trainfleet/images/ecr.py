@@ -1,8 +1,8 @@
 """Manages the image repository in ECR: image scans, immutable tags, lifecycle rules, and pushes
 that never overwrite images.
 
-Source: https://docs.aws.amazon.com/AmazonECR/latest/userguide/. ECR stores layers before the
-manifest that refers to them, so a failed push does not leave a tag.
+A failed push does not leave a tag, because ECR stores layers before the manifest that refers to
+them. Source: https://docs.aws.amazon.com/AmazonECR/latest/userguide/.
 """
 
 from __future__ import annotations
@@ -60,9 +60,7 @@ POLICY = {
 
 @dataclass(frozen=True)
 class StoredImage:
-    """Image in the registry, with its labels, its processor architecture and its stored size in
-    bytes.
-    """
+    """Image in the registry, with its labels, processor architecture and stored size in bytes."""
 
     labels: Mapping[str, str]
     architecture: str
@@ -96,7 +94,7 @@ class Registry:
 
         Raises:
             CloudError: the registry can't be queried.
-            ImageError: the manifest is not that of a single-architecture image.
+            ImageError: the manifest does not describe a single-architecture image.
         """
         identity = {"imageDigest": tag} if tag.startswith("sha256:") else {"imageTag": tag}
         images: list[Any] = []
@@ -115,8 +113,7 @@ class Registry:
         return self._stored(str(images[0].get("imageManifest", "")), tag) if images else None
 
     def holder(self, image: str, owner: str = "") -> str | None:
-        """Returns a tag with which a config uses this image, preferably that of `owner`.
-
+        """Returns the tag of a config that uses this image, preferably that of the config `owner`.
         Returns None if no config uses the image.
         """
         held = {tag for tag, _ in holders(self.calls) if tag.partition(".")[2] == image}
@@ -124,9 +121,7 @@ class Registry:
         return mine if mine in held else min(held, default=None)
 
     def _share(self, theirs: str, mine: str) -> None:
-        """Adds a tag to an image, so that the image is kept after another config has released
-        it.
-        """
+        """Adds a tag to an image, so that it is kept even after other configs have released it."""
         answer = self.calls(
             "ecr",
             "BatchGetImage",
@@ -213,7 +208,7 @@ class Registry:
             )
 
     def _create(self, tags: Mapping[str, str]) -> None:
-        with passing("RepositoryAlreadyExistsException"):  # Another push has just created it.
+        with passing("RepositoryAlreadyExistsException"):  # another push has just created it
             self.calls(
                 "ecr",
                 "CreateRepository",
@@ -254,7 +249,7 @@ class Registry:
         config `owner`.
 
         Raises:
-            CloudError, ImageError: the push failed, and no new tag exists.
+            CloudError, ImageError: the push failed without creating a tag.
         """
         mine = held_as(owner, recipe.tag)
         target = self.name(mine)
@@ -297,16 +292,15 @@ class Registry:
 
 def _download(address: str) -> str:
     """Returns the text at a presigned ECR URL. Raises OSError if the download fails."""
-    from urllib.request import urlopen  # imported only when an image is read
+    from urllib.request import urlopen  # imported here, because it is needed only to read an image
 
     with urlopen(address, timeout=SECONDS) as stream:
         return str(stream.read(CONFIG).decode())
 
 
 def require_content(stored: StoredImage, recipe: ImageRecipe, where: str) -> None:
-    """Raises ImageError if the content of a tagged image does not match its recipe.
-
-    Because tags are immutable, a push can't replace it.
+    """Raises ImageError if the content of a tagged image does not match its recipe, because a push
+    can't replace an immutable tag.
     """
     if (said := stored.labels.get("org.opencontainers.image.version")) != recipe.tag:
         why = f"the tag in its label is {said or 'missing'}; it was pushed by hand"

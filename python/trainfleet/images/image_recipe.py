@@ -1,4 +1,4 @@
-"""Defines the content of an image. The same checkout and platform produce the same tag on every
+"""Defines an image's content. The same checkout and platform produce the same tag on every
 machine.
 """
 
@@ -19,7 +19,7 @@ NAME = "trainfleet"
 TAG = "image-tag"  # file with the image's tag, next to the code
 LAYERS = f"{NAME}.layers"  # label with a hash of each layer
 ARCHITECTURE = "amd64"  # processor architecture of all instance types (hardware/node_types.py)
-# Inputs of each layer: files of the checkout and Dockerfile arguments. Layers are ordered from
+# Inputs of each layer: files in the checkout and Dockerfile arguments. Layers are ordered from
 # rarely to frequently changed. The last layer, code, contains all files.
 PARTS = {
     "system": (("scripts/build_tools.sh",), ("BASE_IMAGE",)),
@@ -44,8 +44,8 @@ PARTS = {
 class ImageRecipe:
     """Inputs of an image.
 
-    `arguments` are the Dockerfile's arguments, `files` is the build context by path, and `lock`
-    identifies the pinned versions.
+    `arguments` are the Dockerfile's arguments, `files` maps paths in the build context to contents,
+    and `lock` identifies the pinned versions.
     """
 
     platform: str
@@ -59,9 +59,7 @@ class ImageRecipe:
 
     @property
     def tag(self) -> str:
-        """Returns a tag that depends on the entire content of the image, except for the user and
-        the commit.
-        """
+        """Returns a tag that depends on everything in the image except the user and the commit."""
         arguments = {f"--{name}": value.encode() for name, value in self.arguments}
         return f"{self.platform}-{content_hash({**self.files, **arguments})}"
 
@@ -72,7 +70,7 @@ class ImageRecipe:
 
     @property
     def layers(self) -> dict[str, str]:
-        """Returns a hash per layer. Each hash covers all layers below."""
+        """Returns a hash per layer that also covers all layers below it."""
         given, found, under = dict(self.arguments), {}, self.files[DOCKERFILE]
         for name, (files, arguments) in PARTS.items():
             parts = {file: self.files[file] for file in files} | {
@@ -89,7 +87,7 @@ class ImageRecipe:
 
 
 def recipe_of(platform: PinnedPlatform, base: str, files: Mapping[str, bytes]) -> ImageRecipe:
-    """Returns the recipe of a platform's image. If set, `base` replaces the platform's base
+    """Returns the recipe of a platform's image. `base`, if set, replaces the platform's base
     image.
     """
     given = {name: value for name, value in _arguments(platform, base) if value}
@@ -113,12 +111,12 @@ def _arguments(platform: PinnedPlatform, base: str) -> Iterator[tuple[str, str]]
 
 
 def write_context(recipe: ImageRecipe, folder: Path) -> None:
-    """Writes only the image's files to `folder`, with fixed times, so that build caches remain
+    """Writes only the image's files to `folder`, with fixed timestamps so that build caches remain
     valid.
 
-    The tag is one of the files, because buildah's cache compares Dockerfile lines without their
-    arguments. Otherwise, an image with the same code but another base or user would get the labels
-    and USER of an earlier image.
+    One of the files contains the tag, because buildah's cache compares Dockerfile lines without
+    their arguments. Otherwise, an image with the same code but another base or user would get an
+    earlier image's labels and USER.
     """
     for name, content in {**recipe.files, TAG: f"{recipe.tag}\n".encode()}.items():
         path = folder / name

@@ -1,9 +1,9 @@
 """Barrier that waits for all nodes of a job before torchrun starts, or reports which nodes are
-missing. Without it, torchrun would wait ten minutes and not name any node.
+missing. Without it, torchrun would time out after ten minutes without naming any node.
 
 A scheduler may start nodes minutes apart, or never start some of them. Node 0 listens at the
 address where the ranks will rendezvous. Every other node connects, sends its number and waits for
-node 0's response. This also tests the exact address and port that the ranks need. Uses only the
+node 0's response, which also tests the exact address and port that the ranks need. Uses only the
 standard library.
 
 The protocol is line-based. A node sends `JOB NODE`. Every PACE seconds, node 0 sends `wait N` with
@@ -34,12 +34,12 @@ Say = Callable[[str], None]
 class Missing(BackendError):
     """Raised if nodes of a job do not arrive in time."""
 
-    # EX_UNAVAILABLE in sysexits.h. The program is not at fault, so a retry may succeed.
+    # EX_UNAVAILABLE in sysexits.h: not the program's fault, so a retry may succeed.
     exit_code = 69
 
 
 def wait_for_all(placement: Placement, job: str, seconds: float, say: Say) -> None:
-    """Waits until all nodes of `job` have arrived. Reports progress through `say`.
+    """Waits until all nodes of `job` have arrived, and reports progress through `say`.
 
     Raises:
         Missing: nodes are missing after `seconds`. Every node that has arrived raises it, with the
@@ -75,8 +75,8 @@ async def _gather(placement: Placement, job: str, seconds: float, say: Say) -> N
 
 
 class RollCall:
-    """Node 0's connections. `here` contains the nodes of this job that have arrived. `visits`
-    contains all connections, including those from other programs.
+    """Node 0's connections. `here` maps the nodes of this job that have arrived to their
+    connections. `visits` contains every connection, including those from other programs.
     """
 
     def __init__(self, job: str, nodes: int) -> None:
@@ -92,7 +92,7 @@ class RollCall:
         try:
             node = self._node(await asyncio.wait_for(reader.readline(), SILENCE))
             self.here[node] = writer
-            # Returns when the node disconnects, because a node sends only one line.
+            # A node sends only one line, so this returns when the node disconnects.
             await reader.read()
         except (OSError, ValueError, TimeoutError):
             pass  # the connection broke or belongs to another job
@@ -103,7 +103,7 @@ class RollCall:
             writer.close()
 
     def _node(self, line: bytes) -> int:
-        """Parses a node's line and returns its number. Raises ValueError if the line does not come
+        """Parses a node's line and returns the node's number. Raises ValueError if the line is not
         from a node of this job.
         """
         job, _, node = line.decode().strip().rpartition(" ")
@@ -188,7 +188,8 @@ def _is_over(line: list[str], placement: Placement, say: Say) -> bool:
 
     Raises:
         Missing: node 0 reports missing nodes.
-        ValueError: the line is not part of the protocol, so another program listens on the port.
+        ValueError: the line is not part of the protocol, so another program is listening on the
+            port.
     """
     match line:
         case ["go"]:
@@ -220,8 +221,8 @@ def _raise_missing(missing: list[int], placement: Placement, seconds: float | No
 
 
 def _allow_connections(nodes: int) -> None:
-    """Increases the open file limit to at least one per node, because containers often start with
-    1024.
+    """Raises the open file limit to at least one file per node, because containers often start with
+    a limit of 1024.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = nodes + 256

@@ -65,17 +65,17 @@ from .placement import Placement, PlacementSource, Terms, card, require_numbers,
 from .placements import fleet
 from .precompile import ahead
 
-# Settings whose values differ between nodes, such as `GLOO_SOCKET_IFNAME=*` and
-# `NCCL_IB_HCA==%infiniband`.
+# Per-node settings as templates, such as `GLOO_SOCKET_IFNAME=*` and `NCCL_IB_HCA==%infiniband`,
+# because their values differ between nodes.
 CARDS = "TRAINFLEET_CARDS"
-# Placeholders in CARDS: the node's network card, and its ports on the fabric whose name follows
-# PORTS
+# Placeholders in CARDS: the node's network card, and, if followed by a fabric's name, its ports on
+# that fabric
 CARD, PORTS = "*", "%"
 GRACE = "TRAINFLEET_GRACE"
 LOCK = "TRAINFLEET_LOCK"  # versions in the job's plan, if the job runs in an image
 IMAGE_LOCK = "TRAINFLEET_IMAGE_LOCK"  # versions in this process's image (docker/Dockerfile)
 VERDICT = 90.0  # maximum seconds to wait for a verdict
-# EX_TEMPFAIL in sysexits.h: the exit code of a node if the verdict is that a retry may succeed
+# EX_TEMPFAIL in sysexits.h: a node's exit code if the verdict says that a retry may succeed
 AGAIN = 75
 LAST = 1 << 16  # bytes at the end of a log to search for its last lines
 REASON = 1024  # maximum characters of a failure reason, which is the limit of DescribeTrainingJob
@@ -175,8 +175,8 @@ def run_node(options: Options) -> int:
 
 
 def leave_together(options: Options, placement: Placement, log: Log, code: int) -> int:
-    """Returns the node's exit code once the node may exit. Node 0 waits for all other nodes unless
-    it failed. Other nodes do not wait.
+    """Waits until this node may exit, and returns its exit code. Only node 0 waits for the other
+    nodes, unless it failed.
     """
     exit_codes = ExitCodes(*in_s3(options, placement))
     if placement.node:
@@ -190,14 +190,16 @@ def leave_together(options: Options, placement: Placement, log: Log, code: int) 
 
 
 def in_s3(options: Options, placement: Placement) -> tuple[str, str]:
-    """Returns the S3 URL of the run's or dataset's folder, and a name for this job attempt."""
+    """Returns the S3 URL of the run's or dataset's folder, and a unique name for this job
+    attempt.
+    """
     attempt = f"{os.environ.get('AWS_BATCH_JOB_ID', '').partition('#')[0]}-{placement.attempt}"
     return f"{os.environ[BUCKET].rstrip('/')}/{options.folder}", attempt
 
 
 def exit_code_of(options: Options, placement: Placement, log: Log, code: int, began: float) -> int:
-    """Returns the exit code for a scheduler that retries by exit code: AGAIN if the verdict is that
-    a retry may succeed, otherwise `code`.
+    """Returns the exit code to give a scheduler that decides on retries by exit code: AGAIN if the
+    verdict says that a retry may succeed, otherwise `code`.
 
     A separate program derives the verdict from the logs and events of all nodes
     (watch/node_verdict.py).
@@ -226,7 +228,7 @@ def command_of(options: Options, placement: Placement) -> list[str]:
     in the environment.
     """
     module, *words = options.command
-    # Use the scheduler's retry count, because trainfleet's starts over with each request.
+    # Use the scheduler's retry count, because trainfleet's count restarts with each request.
     if options.engine.name != fleet.PLACEMENT.name:
         os.environ[fence.AGAIN] = str(placement.attempt - 1)
     if options.ranks:
@@ -241,8 +243,8 @@ def command_of(options: Options, placement: Placement) -> list[str]:
 
 
 def found_here() -> dict[str, str]:
-    """Returns the settings in CARDS with this node's network card and ports filled in. Skips
-    settings for which the node lacks the card or port.
+    """Returns the settings in CARDS, filled in with this node's network card and ports. Omits
+    settings for which the node has no card or port.
     """
     found, known = {}, card()
     for setting in os.environ.get(CARDS, "").split():
@@ -340,16 +342,14 @@ def reporting_failure(options: Options, placement: Placement, log: Log) -> Itera
 
 @dataclass
 class PartOutcome:
-    """Result of a node's part, for `reporting_failure`. The code remains 1 until the part has
-    ended.
-    """
+    """Result of a node's part, for `reporting_failure`. The code is 1 until the part ends."""
 
     code: int = 1
     words: str = ""
 
 
 def reason_of(folder: Path, node: int, log: Path, code: int) -> str:
-    """Returns why this node failed: the fault of its first failed rank, otherwise the last lines of
+    """Returns why this node failed: the fault of its first failed rank, or else the last lines of
     its log.
     """
     with contextlib.suppress(RunError, ValueError, OSError):
@@ -373,8 +373,8 @@ def reason_of(folder: Path, node: int, log: Path, code: int) -> str:
 
 
 def write_reason(file: Path, words: str) -> None:
-    """Writes the reason to the scheduler's failure file. If that fails, the reason is only in the
-    log.
+    """Writes the reason to the scheduler's failure file. If that fails, only the log contains the
+    reason.
     """
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

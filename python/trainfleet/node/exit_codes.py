@@ -1,9 +1,9 @@
-"""Exchanges the nodes' exit codes through S3. AWS Batch stops all other nodes as soon as the main
-node exits, so the main node must wait for them.
+"""Exchanges the nodes' exit codes through S3. Node 0 must wait for all other nodes, because AWS
+Batch stops them as soon as the main node exits.
 
-<bucket>/<folder>/exits/<job and attempt>/<i> contains node i's exit code. The node writes it after
-its part has ended and its last log lines are in S3. Node 0 waits for all exit codes and then
-deletes the files.
+<bucket>/<folder>/exits/<job and attempt>/<i> contains node i's exit code. Node i writes it once its
+part has ended and its last log lines are in S3. Node 0 waits for all exit codes and then deletes
+the files.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from ..storage.s3_sync_agent import EVERY, NODES, SIGN
 from ..trust.errors import S3Error
 
 ELSEWHERE = 76  # exit code of node 0 if it succeeded but another node failed
-SILENT = 6 * SIGN  # seconds without a sign of life before an unfinished node counts as lost
+SILENT = 6 * SIGN  # seconds without a heartbeat in S3 before an unfinished node counts as lost
 # node number, exit code
 NUMBER, CODE = re.compile(r"[0-9]{1,9}"), re.compile(r"[0-9]{1,3}")
-LATE = 900.0  # maximum seconds until a node's first sign of life
+LATE = 900.0  # maximum seconds until a node's first heartbeat in S3
 Say = Callable[[str], None]
 
 
@@ -33,9 +33,7 @@ class ExitCodes:
         self.codes: dict[int, int | None] = {}
 
     def publish(self, node: int, code: int, say: Say) -> None:
-        """Writes a node's exit code. If S3 is unavailable, node 0 eventually treats this node as
-        lost.
-        """
+        """Writes a node's exit code. If S3 is unavailable, node 0 will count this node as lost."""
         try:
             s3.write(f"{self.exits}/{node}", str(code).encode())
         except S3Error as error:
@@ -47,7 +45,7 @@ class ExitCodes:
         """
         began, said = time.monotonic(), False
         while True:
-            with suppress(S3Error):  # retried in the next round
+            with suppress(S3Error):  # retried in the next iteration
                 self._look()
                 away = set(range(1, nodes)) - set(self.codes)
                 silent = away and self._silent(away, time.monotonic() - began)
@@ -71,8 +69,8 @@ class ExitCodes:
                 self.codes[int(node)] = int(code) if CODE.fullmatch(code) else 1
 
     def _silent(self, away: set[int], waited: float) -> set[int]:
-        """Returns the nodes whose signs of life have stopped, and the nodes without any sign for
-        LATE seconds.
+        """Returns the nodes whose heartbeats in S3 have stopped, or never started within LATE
+        seconds.
         """
         signs = {
             entry.address.rpartition("/")[2]: entry.modified
@@ -87,8 +85,8 @@ class ExitCodes:
 
 
 def code_of(own: int, others: Mapping[int, int | None], again: int) -> int:
-    """Returns node 0's exit code. If node 0 succeeded, the code reflects the other nodes: `again`
-    if a machine was lost, ELSEWHERE if another node failed.
+    """Returns node 0's exit code. If node 0 succeeded, the result depends on the other nodes:
+    `again` if a machine was lost, or else ELSEWHERE if any node failed.
     """
     if own:
         return own

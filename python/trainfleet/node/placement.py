@@ -1,7 +1,7 @@
 """Placement of a node: its number in the job, the ranks' rendezvous address, and its torchrun
-command. It has the same form on every backend.
+command.
 
-Each scheduler passes these values to its nodes in a different way. The scheduler's module in
+Each scheduler passes these values to its nodes in its own way, and the scheduler's module in
 placements/ converts them to a `Placement`. `torchrun` is a pure function of the placement, so `make
 plan` prints exactly the command that the node runs. Uses only the standard library, because this
 module is imported before all others.
@@ -21,14 +21,14 @@ from ..trust.errors import BackendError
 
 PORT = 29400  # default rendezvous port
 LOOPBACK = "127.0.0.1"
-LINK = "ip link set lo up"  # fix if this machine can't reach its loopback address
+LINK = "ip link set lo up"  # suggested fix if the loopback address is unreachable
 LOOPBACK_CARD = "lo"  # loopback interface on Linux, which all nodes run
-# Module that starts torchrun with a store that listens only at the rendezvous address
+# Module that starts torchrun with a store that listens only on the rendezvous address
 MEETING = "trainfleet.devices.meeting"
 # Pattern of a Slurm node list, such as `a[01-02,7]`, with numbers of up to six digits
 HOSTS = r"[^\[\]]*(\[[0-9]{1,6}(-[0-9]{1,6})?(,[0-9]{1,6}(-[0-9]{1,6})?)*\][^\[\]]*)*"
 NEXT = "start it as the backend does; run make plan OUT=folder to see the command"
-STARTS = 900.0  # maximum seconds between the starts of the first and the last node
+STARTS = 900.0  # maximum seconds between the first and the last node's start
 TERM_GRACE = (
     20.0  # seconds from SIGTERM to SIGKILL, enough to finish a step and save a small checkpoint
 )
@@ -56,8 +56,8 @@ class Placement:
         return self.meet if self.nodes > 1 else LOOPBACK
 
     def environment(self) -> dict[str, str]:
-        """Returns the variables from which placements/fleet.py reads this placement. They do not
-        include the attempt, which is unknown until the job is submitted.
+        """Returns the environment variables from which placements/fleet.py reads this placement.
+        Excludes the attempt, which is unknown until the job is submitted.
         """
         values = {
             "NODE": self.node,
@@ -73,13 +73,14 @@ class Placement:
 class Terms:
     """Rules that a scheduler applies to its nodes.
 
-    wait     seconds within which all nodes must start, or 0 if the launcher ensures it
-    grace    seconds from SIGTERM until all processes must have exited, slightly less than the
-             scheduler allows
-    echoes   whether the scheduler keeps the nodes' output
-    failure  file for the reason of a failure
-    decides  whether the first node decides for all nodes: the job ends when that node exits, and is
-             retried if its exit code is 75
+    Attributes:
+        wait: Seconds within which all nodes must start, or 0 if the launcher ensures that they do.
+        grace: Seconds from SIGTERM until all processes must have exited, slightly less than the
+            scheduler allows.
+        echoes: Whether the scheduler keeps the nodes' output.
+        failure: File for the failure reason.
+        decides: Whether node 0 determines the outcome of the job, which ends when node 0 exits and
+            is retried if its exit code is 75.
     """
 
     wait: float = STARTS
@@ -91,11 +92,11 @@ class Terms:
 
 @dataclass(frozen=True)
 class PlacementSource:
-    """Interface to a scheduler: `read` returns a node's placement, and `terms` describes how the
+    """Interface to a scheduler. `read` returns a node's placement, and `terms` describes how the
     scheduler treats its nodes.
 
-    `has_started_this` returns whether the scheduler started this process. `name` identifies the
-    scheduler in the node's entry point.
+    `has_started_this` returns whether the scheduler started this process. `name` is the scheduler's
+    name for the entry point's --on option.
     """
 
     name: str
@@ -107,8 +108,8 @@ class PlacementSource:
 def torchrun(
     placement: Placement, ranks: int, module: str, python: str, scratch: Path | None = None
 ) -> tuple[str, ...]:
-    """Returns one node's torchrun command line, up to and including the module. With `scratch`,
-    each output line is prefixed with its rank, and logs are written to that folder.
+    """Returns one node's torchrun command line, up to and including the module. If `scratch` is
+    given, each output line is prefixed with its rank, and logs are written to that folder.
 
     The rendezvous is static: trainfleet assigns the node ranks, and no host names are resolved.
     """
@@ -123,8 +124,8 @@ def torchrun(
 
 
 def require_numbers(*names: str) -> None:
-    """Raises BackendError if any of these variables is set but is not a number. Called before the
-    job starts.
+    """Raises BackendError if any of these variables is set to something other than a number. Called
+    before the job starts.
     """
     for name in names:
         if (value := os.environ.get(name)) and not re.fullmatch(
@@ -136,8 +137,8 @@ def require_numbers(*names: str) -> None:
 
 
 def lone_rank(placement: Placement) -> dict[str, str]:
-    """Returns the environment that torchrun would set for a node's only rank. With it, a job can
-    run without waiting for torchrun to start.
+    """Returns the environment that torchrun would set for a node's only rank, so that a job can run
+    without waiting for torchrun to start.
     """
     values = {
         "RANK": placement.node,
@@ -177,8 +178,8 @@ def _expand(part: str) -> Iterator[str]:
 
 
 def unlinked() -> str:
-    """Returns why this machine can't reach its loopback address, which simulated nodes use, or ""
-    if it can.
+    """Returns why this machine can't reach the loopback address that simulated nodes use, or "" if
+    it can.
     """
     try:
         with (
@@ -193,8 +194,8 @@ def unlinked() -> str:
 
 
 def own_address() -> str:
-    """Returns the address at which other machines can reach this one: that of the default route's
-    interface. Does not send any packets.
+    """Returns the address at which other machines can reach this one, which is that of the default
+    route's interface. Sends no packets.
     """
     with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as probe:
         try:
@@ -205,7 +206,7 @@ def own_address() -> str:
 
 
 def card(routes: Path = Path("/proc/net/route")) -> str:
-    """Returns the network interface of this machine's default route, or "" if it has no default
+    """Returns the network interface of this machine's default route, or "" if there is no default
     route.
     """
     try:
@@ -249,7 +250,7 @@ def checked(placement: Placement, where: str) -> Placement:
             where=where,
             next=NEXT,
         )
-    if not 0 <= placement.port < 2**16:  # 0 means that the job's ranks do not rendezvous
+    if not 0 <= placement.port < 2**16:  # 0 if the job's ranks do not rendezvous
         raise BackendError(
             f"{placement.port} is not a valid rendezvous port", where=where, next=NEXT
         )

@@ -2,10 +2,10 @@
 on each node of a fleet.
 
 neuron_parallel_compile starts the ranks with NEURON_EXTRACT_GRAPHS_ONLY set, so that they only
-record their computation. It then compiles all recorded programs at once into the cache at
-NEURON_COMPILE_CACHE_URL. All nodes do this, and a program that one node is compiling is locked for
-the others. Locks left by a killed job are cleared first. This is safe only while no run is
-compiling, so it requires that no other run's ranks send heartbeats here.
+record their computation. It then compiles all recorded programs in parallel into the cache at
+NEURON_COMPILE_CACHE_URL. All nodes compile, and a node locks each program while compiling it. Stale
+locks left by a killed job are cleared first. Because this is safe only while no run is compiling,
+locks are kept if another run's ranks send heartbeats here.
 
 Source: https://awsdocs-neuron.readthedocs-hosted.com/en/v2.31.0, pytorch-neuron-parallel-compile.
 Uses only the standard library.
@@ -26,19 +26,19 @@ from ..run import run_folder
 from ..trust.errors import BackendError, telling
 
 TOOL = "neuron_parallel_compile"
-ALIVE = 60.0  # seconds without a heartbeat after which a run is considered ended
+ALIVE = 60.0  # seconds without a heartbeat after which a run is assumed to have ended
 
 
 def ahead(python: str, line: Sequence[str]) -> list[str]:
-    """Wraps a node's torchrun command line in this module."""
+    """Wraps a node's torchrun command line so that it runs through this module."""
     return [python, "-m", "trainfleet.node.precompile", *line]
 
 
 @telling
 def main(line: list[str]) -> int:
     tool = find()
-    # Ranks on other nodes can't rendezvous until node 0's torchrun starts, so nothing is recorded
-    # yet.
+    # The other nodes' ranks can't rendezvous until node 0's torchrun starts, so they have not
+    # recorded any programs yet.
     if "--node-rank=0" in line:
         clear_locks(tool, Path(line[-1]).name)
     os.execv(tool, [tool, *line])
@@ -63,7 +63,7 @@ def find() -> str:
 
 
 def clear_locks(tool: str, own: str) -> None:
-    """Clears stale locks in the cache, or prints why they are kept. `own` is the name of this run,
+    """Clears stale locks in the cache, or prints why it keeps them. `own` is the name of this run,
     which has not started yet.
     """
     busy = [name for name in at_work(run_folder.RUNS, time.time()) if name != own]

@@ -2,16 +2,17 @@
 COMMAND...`.
 
 The supervisor writes all output of the command to LOG, with the time and rank on each line, and
-forwards stop requests. However the supervisor ends, no process of the command survives it. It uses
+forwards stop requests. No process of the command outlives the supervisor, however it exits. It uses
 only the standard library, so it starts within milliseconds.
 
 node/entrypoint.py does the same for nodes that derive their command and log from their placement.
 
-`--detach FILE < TASK` returns immediately, and the task continues in a separate session that does
-not depend on its starter. TASK is a JSON object on stdin, {script, environment, token}, so that no
-process list shows it. FILE.sh contains the script, and FILE contains `pid start boot token` (the
-pid's start time and the kernel's boot ID). FILE.said contains the script's output until it becomes
-a supervisor, and FILE.exit the exit code. A task with the same token is not started again.
+`--detach FILE < TASK` returns immediately, and the task continues in a separate session,
+independent of the process that started it. TASK is a JSON object on stdin, {script, environment,
+token}, so that it does not appear in process lists. FILE.sh contains the script, and FILE contains
+`pid start boot token` (the pid's start time and the kernel's boot ID). FILE.said contains the
+script's output until it becomes a supervisor, and FILE.exit its exit code. A task whose token
+matches an existing one is not started again.
 """
 
 from __future__ import annotations
@@ -55,15 +56,15 @@ EXIT = "TRAINFLEET_EXIT"  # variable with the path of the exit code file
 OCCUPIED = 75  # exit code if another run uses the host (EX_TEMPFAIL in sysexits.h)
 # Exit code if the command failed and its log could not be written (EX_IOERR in sysexits.h)
 UNLOGGED = 74
-# Exit code if the command failed and the node has lost the log's file server (EX_OSFILE in
-# sysexits.h)
+# Exit code if the command failed and the node lost the connection to the log's file server
+# (EX_OSFILE in sysexits.h)
 SEVERED = 72
 WATCH = "TRAINFLEET_WATCH"  # variable with the number of ranks that this node watches
 POLL = 0.5  # seconds
 TOLD = 600  # maximum characters to keep of a node's output outside its log
 SCRATCH = "trainfleet-scratch-"
 TORCHRUN = "torch.distributed.run"
-RANK_PREFIX = "rank ${rank} | "  # torchrun's template for the prefix of a worker's lines with --tee
+RANK_PREFIX = "rank ${rank} | "  # torchrun's template for the line prefix of workers with --tee
 SMALL = 64 * untrusted_input.KIBIBYTE  # maximum bytes of a small file
 _NODE = re.compile(r"(([0-9]{1,9})(?: \S+ \S+)?) (\S+)")
 
@@ -81,8 +82,8 @@ def run_part(part: Callable[[], int]) -> int:
     """
     if (
         os.getpid() != 1
-        # The first process of a container is an exception. Its parent is a thread of the runtime,
-        # which may end at any time.
+        # The first process of a container is exempt, because its parent is a thread of the
+        # container runtime, which may end at any time.
     ):
         die_with_parent()
     if other := announce():
@@ -120,8 +121,8 @@ def supervise(arguments: list[str]) -> int:
 
 @contextlib.contextmanager
 def on_own_disk(scratch: Path) -> Iterator[None]:
-    """Links `scratch` to a folder on this node's disk. Ranks write output to it, and a full shared
-    disk must not stop them.
+    """Links `scratch` to a folder on this node's disk, so that a full shared disk can't stop ranks
+    that write output there.
     """
     file_systems.sweep(Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"))
     remove(scratch)  # left by a killed supervisor
@@ -139,8 +140,8 @@ def on_own_disk(scratch: Path) -> Iterator[None]:
 
 
 def remove(scratch: Path, folder: Path | None = None) -> None:
-    """Removes `scratch`. If `folder` is given, a link is removed only if it points there, because
-    it may belong to a later attempt.
+    """Removes `scratch`. If `folder` is given, a link to any other folder is kept, because it may
+    belong to a later attempt.
     """
     with contextlib.suppress(OSError):
         if not scratch.is_symlink():
@@ -150,8 +151,8 @@ def remove(scratch: Path, folder: Path | None = None) -> None:
 
 
 def detach(file: Path, task: dict[str, Any]) -> int:
-    """Runs `task` in a separate process. Returns 0 once `file` identifies that process, or 1 if the
-    process dies first.
+    """Runs `task` in a separate process. Returns 0 once `file` identifies that process, or 1 if it
+    dies first.
     """
     script, exit_file = file.with_name(f"{file.name}.sh"), file.with_name(f"{file.name}.exit")
     pid, said, token = process_in(file)
@@ -188,7 +189,7 @@ def detach(file: Path, task: dict[str, Any]) -> int:
 
 
 def write(path: Path, text: str) -> None:
-    """Atomically replaces a small file. Its last line ends with a newline."""
+    """Atomically replaces a small file. Ensures that its last line ends with a newline."""
     replace_file(path, f"{text.rstrip()}\n".encode())
 
 
@@ -209,13 +210,13 @@ def process_in(file: Path) -> tuple[int, str, str]:
 
 
 def said_file(file: Path) -> Path:
-    """Returns the file that contains a node's output outside its log."""
+    """Returns the file for a node's output outside its log."""
     return file.with_name(f"{file.name}.said")
 
 
 def told(said: str) -> str:
-    """Returns why a node's part refused to run: the last error outside its log, with its reason and
-    fix, as one line.
+    """Returns why a node refused to run its part: the last error outside its log, with its reason
+    and fix, as one line.
     """
     return " ".join(said.rpartition("error: ")[2].split())[:TOLD]
 
@@ -261,8 +262,8 @@ def run(file: Log, command: list[str], grace: float = TERM_GRACE) -> int:
 
 
 class RankGuard(threading.Thread):
-    """Thread that watches the ranks of all nodes if WATCH is set, because there is no launcher to
-    do it. On an alarm, it kills this node's part.
+    """Thread that watches all nodes' ranks if WATCH is set, which means that there is no launcher
+    to watch them. On an alarm, it kills this node's part.
 
     The scheduler then retries the job or gives up. The reason is in the node's log
     (watch/verdict.py).
@@ -289,12 +290,13 @@ class RankGuard(threading.Thread):
 
 def pass_on(child: subprocess.Popen[bytes], run: Run | None, grace: float, log: Path) -> None:
     """Installs signal handlers that forward stop requests. SIGTERM asks the child to stop and is
-    followed by SIGKILL after `grace` seconds. SIGUSR1, Slurm's early notice, only asks.
+    followed by SIGKILL after `grace` seconds. SIGUSR1, which Slurm sends as an early notice, only
+    asks.
 
     SIGTERM and SIGKILL are logged with their times, so that a verdict can detect that a node was
     killed early (watch/verdict.py). Ranks of a `run` are asked to stop through its stop file. If
-    torchrun received the signal, it would kill its ranks and skip the exit barrier. The torchruns
-    on other nodes would then wait at the barrier for five minutes.
+    torchrun received the signal, it would kill its ranks and skip the exit barrier, and the
+    torchruns on other nodes would wait at the barrier for five minutes.
     """
 
     def ask(number: int, frame: FrameType | None) -> None:

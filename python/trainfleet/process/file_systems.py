@@ -1,10 +1,10 @@
 """Fallbacks for file systems that lack an operation, such as locks on a Lustre file system mounted
 without `flock`.
 
-`hold` creates folders on a node's own disk or in its memory that exist as long as a process uses
-them. The process holds a lock on the folder, which the kernel releases when the process ends for
-any reason. The next process that creates a folder of this kind, in any container on the node,
-removes the folders of killed processes. On disks without locks, those folders remain.
+`hold` creates a folder on a node's own disk or in its memory that exists as long as a process uses
+it. The process holds a lock on the folder, which the kernel releases when the process ends for any
+reason. The next process that creates such a folder, in any container on the node, removes those of
+killed processes. On disks without locks, these leftovers remain.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import IO, Any, TextIO
 
 from ..trust import untrusted_input
 
-# Errors with which the kernel reports that a file system does not support an operation (flock(2),
-# fsync(2)). ENOLCK comes from NFS without a lock daemon.
+# errno values that report an operation as unsupported by the file system (flock(2), fsync(2)).
+# ENOLCK comes from NFS without a lock daemon.
 LACKS = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL})
 MEMORY, TEMPORARY = Path("/dev/shm"), Path("/tmp")  # folders local to this machine
 _told = set[int]()  # file systems without locks that have already been reported
@@ -33,7 +33,7 @@ def offered(operation: Callable[[], object], *lacks: int) -> bool:
     """Runs an operation and returns whether the file system supports it. Raises OSError if a
     supported operation fails.
 
-    `lacks` lists additional error codes that mean "not supported".
+    `lacks` lists additional errno values that mean "not supported".
     """
     try:
         operation()
@@ -45,8 +45,8 @@ def offered(operation: Callable[[], object], *lacks: int) -> bool:
 
 
 def name_once(part: Path, path: Path) -> None:
-    """Gives a complete file a second name. Raises FileExistsError if the name is taken. If several
-    processes try at once, only one of them succeeds.
+    """Gives a complete file a second name. Raises FileExistsError if the name is taken, so if
+    several processes race for it, only one succeeds.
     """
     # FAT and some FUSE file systems do not support hard links.
     if offered(lambda: os.link(part, path), errno.EPERM):
@@ -71,8 +71,8 @@ def take_lock(path: Path) -> TextIO:
     """Opens, locks and returns a lock file. Raises BlockingIOError if another process holds the
     lock.
 
-    If the file system has no locks, locks a file on this machine instead. Exclusion between
-    machines then relies on a lease (health/lease.py).
+    If the file system does not support locks, locks a file on this machine instead. Exclusion
+    between machines then relies on a lease (health/lease.py).
     """
     file, has_locks = _locked(path)
     if has_locks:
@@ -144,9 +144,9 @@ def hold(folder: Path) -> int:
 
 
 def sweep(folders: Iterable[Path]) -> None:
-    """Removes this user's folders that are not held by any process."""
+    """Removes those of this user's folders that no process holds."""
     for folder in folders:
-        # The folder is held, belongs to another user or no longer exists.
+        # held by a process, owned by another user, or already gone
         with suppress(OSError):
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:

@@ -1,10 +1,10 @@
-"""Announces a run to all users of a host through the name of an abstract socket, as long as the
+"""Announces a run to all users of a host through the name of an abstract socket, for as long as the
 run's process lives.
 
 Abstract socket names are unique, are readable by everyone in /proc/net/unix, and disappear with
-their process. Every user can therefore see whose run it is, without privileges. If two runs start
-at once, only one of them gets a name. On systems other than Linux, and in processes that are not
-jobs on a fleet's host, this module has no effect.
+their process. Without any privileges, every user can therefore see who is running what. If two
+processes race for a name, only one gets it. On systems other than Linux, and in processes that are
+not jobs on a fleet's host, this module has no effect.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from pathlib import Path
 from ..trust.safe_output import visible
 
 JOB = "TRAINFLEET_JOB"  # variable that identifies a run's processes (hosts/host_commands.py)
-# Variable that is set if the run does not share this host with other runs (fleet.exclusive)
+# Environment variable that is set if the run does not share this host with other runs
+# (fleet.exclusive)
 ALONE = "TRAINFLEET_ALONE"
 # Prefix of every run's socket name, and the socket name of a run with exclusive use of the host
 ANNOUNCED, ONLY = ("trainfleet:", "trainfleet-alone")
@@ -31,8 +32,8 @@ _held: list[socket.socket] = []  # sockets to keep open for the lifetime of this
 
 
 def announce() -> str:
-    """Announces this process to all users of this host. If another run keeps it from running here,
-    returns that run, otherwise "".
+    """Announces this process to all users of this host. Returns the run that prevents this one from
+    running here, or "".
     """
     mark = os.environ.get(JOB)
     if not mark or sys.platform != "linux":
@@ -59,8 +60,8 @@ def others(mark: str) -> str:
 
 
 def _hold(name: str) -> bool:
-    """Binds the socket of this name to this process. Returns False if another process has
-    bound it.
+    """Binds a socket with this name for the lifetime of this process. Returns False if the name is
+    taken.
     """
     held = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:

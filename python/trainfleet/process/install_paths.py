@@ -1,5 +1,5 @@
-"""Locates the program's own files, in a checkout or in an installed package. The package bundles
-all other files of the checkout that the program needs.
+"""Locates the program's own files, in a checkout or in an installed package. An installed package
+bundles the other files of the checkout that the program needs.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ ROOT = _BUNDLED if IS_INSTALLED else PACKAGE.parents[1]
 
 
 def python_path(code: str | Path = CODE) -> dict[str, str]:
-    """Returns environment variables that make Python find this program in `code` and never import
-    from the current folder.
+    """Returns the environment variables that make Python find this program in `code` and never
+    import from the current folder.
 
     Without PYTHONSAFEPATH (Python 3.11), a user's random.py or yaml.py in the current folder would
-    shadow a package.
+    shadow the package of that name.
     """
     return {"PYTHONPATH": str(code), "PYTHONSAFEPATH": "1"}
 
 
 def page(name: str) -> str:
-    """Returns the path of a documentation page such as schema/README.md: in the current folder if
-    it exists, otherwise next to the program.
+    """Returns the path of a documentation page such as schema/README.md, in the current folder if
+    it exists there, otherwise next to the program.
     """
     return name if Path(name).exists() else str(ROOT / name)
 
@@ -38,7 +38,7 @@ def page(name: str) -> str:
 def version() -> str:
     """Returns the release and, in a checkout, the commit, as in `0.2.0 (1a2b3c4, changed)`."""
     if IS_INSTALLED:
-        from importlib import metadata  # imported here, because it takes 14 ms
+        from importlib import metadata  # imported here, because the import takes 14 ms
 
         return metadata.version("trainfleet")
     try:
@@ -70,7 +70,7 @@ def version() -> str:
 
 def installing(extra: str) -> str:
     """Returns the command that installs an extra from pyproject.toml in this Python environment."""
-    # pip reads the extra's packages from the installed metadata and does not look for a newer
+    # pip reads the extra's packages from the installed metadata, without looking for a newer
     # trainfleet.
     if IS_INSTALLED:
         return installing_package(f"'trainfleet[{extra}]'")
@@ -78,11 +78,11 @@ def installing(extra: str) -> str:
 
 
 def installing_package(package: str) -> str:
-    """Returns the command that installs a package in this Python environment. It uses uv if the
-    environment has no pip, which is the case in environments created by uv.
+    """Returns the command that installs a package in this Python environment. Uses uv if the
+    environment has no pip, as in environments created by uv.
     """
-    # find_spec can't be used here, because setuptools would mistake a search for pip for pip
-    # itself. torch.compile, which imports setuptools, would then fail.
+    # find_spec can't be used here: setuptools would mistake a search for pip for pip itself, and
+    # torch.compile, which imports setuptools, would fail.
     has_pip = Path(sysconfig.get_path("purelib"), "pip").is_dir()
     return (
         f"{sys.executable} -m pip install {package}"

@@ -1,5 +1,5 @@
-"""Node log, with the time and author of each line. Lines are kept in memory while the disk is not
-writable. Uses only the standard library.
+"""Node log with the time and author of each line. While the disk is not writable, lines are kept in
+memory. Uses only the standard library.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from ..trust.redaction import hide_bytes
 from ..trust.untrusted_input import opener
 
-# Errors that mean that the client has lost its file server
+# errno values that mean that the client has lost its file server
 AWAY = (
     errno.ESTALE,
     errno.EIO,
@@ -35,8 +35,8 @@ _RANKED = re.compile(rb"^(rank \d+) \| ?")
 
 
 class Log:
-    """Node log that never stops the process whose output it logs. Lines that can't be written are
-    kept in memory. If too many are waiting, the oldest lines are dropped.
+    """Node log that never blocks or fails the process whose output it logs. Lines that can't be
+    written are kept in memory. If too many are waiting, the oldest lines are dropped.
 
     `echo` is a file descriptor that also receives each line, until a write to it fails.
     """
@@ -46,9 +46,9 @@ class Log:
         self.waiting = deque[bytes]()
         self.size = self.lost = 0  # bytes of waiting lines; number of dropped lines
         self.file: io.FileIO | None = None
-        self.failed: float | None = None  # time at which writes started to fail
+        self.failed: float | None = None  # when writes started to fail
         self.tried, self.why = 0.0, ""
-        # Whether the last write failed because the file server was unreachable
+        # whether the last write failed because the file server was unreachable
         self.severed = False
 
     def write(self, line: bytes) -> None:
@@ -67,7 +67,7 @@ class Log:
             self._flush()
 
     def note(self, who: str, text: str, when: float | None = None) -> None:
-        """Writes a line from an author other than the command, with the time of the event."""
+        """Writes a timestamped line from an author other than the command."""
         self.write(stamp(f"{text}\n".encode(), when, who))
 
     def close(self) -> bool:
@@ -121,8 +121,8 @@ class Log:
 
 
 def say(log: Path, words: str, who: str = "node") -> None:
-    """Appends a line to a node's log from a process other than its supervisor. Signal handlers also
-    use it, because they may interrupt another write.
+    """Appends a line to a node's log from a process other than its supervisor. Also safe in signal
+    handlers, which may interrupt another write.
     """
     with contextlib.suppress(OSError):
         log.parent.mkdir(parents=True, exist_ok=True)

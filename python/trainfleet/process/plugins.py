@@ -1,10 +1,10 @@
 """Finds the objects that installed packages provide through entry points (packaging.python.org,
 Entry points specification).
 
-trainfleet.backends    subclass of `backends.base.Backend`, which runs jobs
-trainfleet.placements  `node.placement.PlacementSource`, from which the backend's nodes read their
-                       placement
-trainfleet.benches     generator that yields a `Bench`, on which tests/conformance tests the
+trainfleet.backends    subclass of `backends.base.Backend` that runs jobs
+trainfleet.placements  `node.placement.PlacementSource` that reads the placement of the backend's
+                       nodes
+trainfleet.benches     generator of `Bench` objects that tests/conformance uses to test the
                        backend
 """
 
@@ -24,7 +24,7 @@ OF_BACKENDS, OF_PLACEMENTS, OF_BENCHES = (
 
 @cache
 def names(group: str) -> tuple[str, ...]:
-    """Returns the names that installed packages add to an entry point group."""
+    """Returns the names that installed packages register in an entry point group."""
     # Imported here, because it reads the metadata of all packages, which takes about 0.02 s.
     from importlib.metadata import entry_points
 
@@ -32,8 +32,8 @@ def names(group: str) -> tuple[str, ...]:
 
 
 def offered(group: str, name: str) -> object:
-    """Returns the object that an installed package provides under a name, or None if no package
-    provides one.
+    """Returns the object that an installed package registers under a name, or None if there is no
+    such package.
 
     Raises:
         BackendError: the object can't be loaded.
@@ -55,7 +55,7 @@ def offered(group: str, name: str) -> object:
 
 
 def sources(group: str, name: str) -> tuple[list[Path], dict[str, bytes]]:
-    """Returns the packages that provide a name, and the metadata with which a node finds them.
+    """Returns the packages that register a name, and the metadata that lets a node find them.
 
     The installer's metadata is not used, because it contains folders of this machine and differs
     between installers.

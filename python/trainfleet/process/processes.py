@@ -1,5 +1,5 @@
 """Process trees without orphans: children die with their parent, and process groups are signaled as
-a whole.
+a unit.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ SUPERVISOR = "TRAINFLEET_SUPERVISOR"
 def die_with_parent(ancestor: str | None = None) -> None:
     """Makes the kernel kill this process when its parent dies for any reason.
 
-    The worker of a killed torchrun agent keeps training (observed with torch 2.13), and only the
-    kernel can end it reliably. `ancestor` is the pid of a process that remains an ancestor of this
-    one as long as its parent lives. It is required if the process imports torch before this call,
-    because its parent may have died in the meantime. On systems other than Linux, or without
+    The workers of a killed torchrun agent keep training (observed with torch 2.13), and only the
+    kernel can kill them reliably. `ancestor` is the pid of a process that remains an ancestor of
+    this one as long as its parent lives. It is required if the process imports torch before this
+    call, because its parent may have died in the meantime. On systems other than Linux, or without
     ctypes, a thread checks twice per second whether the parent has changed.
     """
     parent = os.getppid()
@@ -47,13 +47,13 @@ def die_with_parent(ancestor: str | None = None) -> None:
 
 def _is_below(ancestor: int) -> bool:
     """Returns whether `ancestor` is this process's parent or a more distant ancestor. Returns True
-    if /proc does not show it.
+    if /proc does not reveal it.
     """
     above = os.getppid()
     try:
         while above not in (0, ancestor):
             above = int(Path(f"/proc/{above}/stat").read_text().rpartition(")")[2].split()[1])
-    # /proc is missing or hides other users' processes (hidepid). Training must not end by mistake.
+    # /proc is missing or hides other users' processes (hidepid). In doubt, let training continue.
     except OSError:
         return True
     return above == ancestor
@@ -67,7 +67,7 @@ def _watch_parent(parent: int) -> None:
 
 def limit_memory(size: int) -> None:
     """Limits the private memory of this process, and of each process that it starts, to `size`
-    bytes. Mapped files do not count.
+    bytes. Mapped files are not counted.
     """
     if sys.platform == "linux":
         hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
@@ -76,9 +76,11 @@ def limit_memory(size: int) -> None:
 
 
 def run_module(module: str, *words: str, **environment: str) -> int:
-    """Runs `python -m module words` in a process that dies with this one. Returns its exit code.
+    """Runs `python -m module words` in a process that dies with this one, and returns its exit
+    code.
 
-    CLI verbs run code that needs torch in this way, because the control plane never imports torch.
+    CLI verbs run code that needs torch in a separate process, because the control plane never
+    imports torch.
 
     Raises:
         RunError: torch is not installed.

@@ -1,9 +1,8 @@
-"""Reads a node's RDMA adapters (InfiniBand, RoCE, EFA) from Linux's list of their ports, and
-selects the ports of a fabric.
+"""Reads a node's RDMA ports (InfiniBand, RoCE, EFA) from sysfs, and selects the ports of a fabric.
 
-The list is in /sys/class/infiniband/<name>/ports/<n>/{link_layer,rate,state} (docs.kernel.org,
-Documentation/ABI/stable/sysfs-class-infiniband). A plan knows only the fabric of the nodes. Each
-node finds its own ports, because their names differ between nodes. Uses only the standard library.
+The files are /sys/class/infiniband/<name>/ports/<n>/{link_layer,rate,state} (docs.kernel.org,
+Documentation/ABI/stable/sysfs-class-infiniband). A plan specifies only the fabric, and each node
+finds its own ports, because port names differ between nodes. Uses only the standard library.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = Path("/sys/class/infiniband")
-MOST = 64  # maximum ports of a node to read
+MOST = 64  # maximum number of ports to read on a node
 NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}"
 
 
 @dataclass(frozen=True)
 class Port:
-    """Port of an RDMA adapter, such as port 1 of mlx5_0 with an active 400 Gbit/s InfiniBand link.
-    Also names the adapter's driver.
+    """Port of an RDMA adapter, such as port 1 of mlx5_0 with an active 400 Gbit/s InfiniBand
+    link.
     """
 
     adapter: str
@@ -37,8 +36,8 @@ class Port:
 
     @property
     def fabric(self) -> str:
-        """Returns the fabric of the port's link, or "" if NCCL and libfabric do not support that
-        type of link.
+        """Returns the fabric of the port's link, or "" if NCCL and libfabric do not support the
+        link type.
         """
         if self.driver == "efa":
             return "efa"
@@ -75,8 +74,8 @@ def ports_here(folder: Path = FOLDER) -> tuple[Port, ...]:
 
 
 def fastest(ports: Iterable[Port], fabric: str) -> tuple[Port, ...]:
-    """Returns a fabric's active ports with the highest rate. Slower ports are for storage and
-    logins.
+    """Returns a fabric's active ports with the highest rate. Slower ports are assumed to be for
+    storage and logins.
     """
     speaking = [port for port in ports if port.active and port.fabric == fabric]
     most = max((port.gbps for port in speaking), default=0.0)

@@ -1,5 +1,5 @@
-"""Complete example configs, one per file. The first comment line is the description, and a line `#
-Next: ...` contains the next command.
+"""Complete example configs, one per file. The first comment line is the description, and the line
+`# Next: ...` contains the next command.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Recipe:
-    """Example config, with its name, one-line description, next command and config text."""
+    """Example config: its name, one-line description, next command and text."""
 
     name: str
     line: str

@@ -4,7 +4,7 @@ errors of failed programs.
 The patterns match messages of neuron_parallel_compile and neuronx-cc
 (awsdocs-neuron.readthedocs-hosted.com/en/v2.31.0: pytorch-neuron-parallel-compile,
 compiler/error-codes; aws-neuron-sdk issue 1081). Because programs are compiled in parallel, an
-error is attributed to the last program named before it.
+error is blamed on the last program named before it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ SECONDS = re.compile(r'"compile_time": (\d{1,7}(?:\.\d{1,12})?)')
 NAME = r"['\"`]?([\w.:-]{1,80})['\"`]?"
 OPERATOR = re.compile(rf"[Uu]nsupported operator:? *{NAME}|[Oo]perator {NAME} is not supported")
 CODE = re.compile(r"\bNCC_[A-Z]{1,8}\d{1,5}\b")
-LETTERS = 200  # maximum characters to show of an error
+LETTERS = 200  # maximum characters of an error to show
 
 
 @dataclass
 class Compilation:
-    """Compiled programs by name: whether each one succeeded (including cached programs), its
-    compile time in seconds, and its errors.
+    """Per-program results: whether compilation succeeded (true for cached programs), how many
+    seconds it took, and the errors.
     """
 
     compiled: dict[str, bool] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Reads a run's history from its folder and formats its numbers."""
+"""Reads a run's history from its folder, and formats numbers for display."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from ..trust import untrusted_input
 from ..trust.errors import ConfigError, InputError
 from ..watch.time_accounting import ledger
 
-# Events at which a curve may have a break, in order of occurrence
+# Events that may cause a break in a curve, in order of occurrence
 BREAKS = ("fault", "stopped", "restarted", "resumed")
-# Stages in the `seconds` of results.json, in report order
+# Stages in `seconds` in results.json, in report order
 STAGES = ("tokenize", "startup", "train", "validate", "checkpoint")
-TELLING = ("message", "who", "cause", "words")  # event fields that are shown without their names
+TELLING = ("message", "who", "cause", "words")  # event fields that are shown without their name
 UNKNOWN = "—"
 OPENING, LONGEST_OPENING = 3, 40  # maximum words and characters of a suggested prompt
 
 
 @dataclass(frozen=True)
 class History:
-    """Snapshot of a run folder. Missing values are empty or None and never raise an error."""
+    """Snapshot of a run folder. Missing values are empty or None, and never raise an error."""
 
     run: Run
     results: Record
-    # One record per step, in order. A repeated step keeps its latest values.
+    # One record per step, in order. If a step was repeated, its latest values are kept.
     metrics: list[Record]
     events: list[Record]
     status: str  # running, finished, failed, stopped, interrupted, or "not started"
@@ -48,8 +48,8 @@ class History:
         return [step for step, _ in pairs], [value for _, value in pairs]
 
     def measured(self, key: str) -> float | None:
-        """Returns `key` from results.json, or its latest metric if results.json does not contain
-        it. During a run, the latest metric takes precedence.
+        """Returns `key` from results.json, or its latest metric if results.json lacks it. During a
+        run, the latest metric takes precedence.
         """
         values = [*self.series(key)[1][-1:], None]
         summed = number(self.results.get(key))
@@ -92,8 +92,7 @@ class History:
         """Returns the scheduler's reason why the job is waiting, and how long ago it was recorded.
         Returns "" if the job is running or the reason is unknown.
 
-        A launcher records each reason once. Without a launcher, later changes of the reason are not
-        recorded.
+        A launcher records each new reason once. Without a launcher, later reasons are not recorded.
         """
         turns = [
             event
@@ -107,15 +106,15 @@ class History:
 
     @property
     def step(self) -> int:
-        """Returns the last logged step. For a stopped run, returns the step at which it stopped and
-        saved.
+        """Returns the last logged step, or for a stopped run, the step after which it saved and
+        stopped.
         """
         logged = int(self.metrics[-1]["step"]) if self.metrics else 0
         return max(logged, self.results.get("steps") or 0) if self.status == "stopped" else logged
 
     @property
     def tokens_per_step(self) -> float:
-        """Returns the number of tokens in a global batch, or 0 if it is not known yet."""
+        """Returns the number of tokens in a global batch, or 0 if it is unknown."""
         batch, length = (
             self.results.get("global_batch_sequences"),
             self.results.get("sequence_length"),
@@ -128,8 +127,8 @@ class History:
 
     @property
     def epochs(self) -> str:
-        """Returns the number of passes over the data, such as `0.09 epochs`, or "" if it is not
-        known yet.
+        """Returns the number of passes over the data, such as `0.09 epochs`, or "" if it is
+        unknown.
         """
         tokens, whole = self.measured("tokens"), number(self.results.get("dataset_tokens"))
         return f"{few_digits(tokens / whole)} epochs" if tokens and whole else ""
@@ -166,8 +165,8 @@ class History:
 
     @property
     def rose(self) -> str:
-        """Returns a warning if the loss is above its first value. Returns "" if it is not, or if
-        there are too few steps.
+        """Returns a warning if the loss is above its initial value, or "" if it is not or if there
+        are too few steps.
         """
         values = self.series("loss")[1]
         newest = median(values[-5:]) if len(values) >= 10 else None
@@ -180,8 +179,8 @@ class History:
 
     @property
     def unvalidated(self) -> str:
-        """Returns a warning if the run finished without a validation loss because there is too
-        little text, otherwise "".
+        """Returns a warning if the run finished without a validation loss because the text was too
+        short, otherwise "".
         """
         if self.status != "finished" or not self.metrics or self.measured("valid_loss") is not None:
             return ""
@@ -215,14 +214,16 @@ class History:
 
     @cached_property
     def ledger(self) -> dict[str, float]:
-        """Returns the seconds of the run so far by use, or {} for older runs that did not record
-        uses.
+        """Returns the run's time so far in seconds, broken down by use, or {} for older runs that
+        did not record it.
         """
         return ledger(self.events, self.metrics, time.time() if self.status == "running" else None)
 
     @property
     def stages(self) -> dict[str, float]:
-        """Returns the seconds by use or, for older runs, by stage. No second is counted twice."""
+        """Returns the run's time in seconds, broken down by use or, for older runs, by stage. The
+        parts do not overlap.
+        """
         if self.ledger:
             return self.ledger
         seconds = {
@@ -243,7 +244,8 @@ class History:
     @property
     def verdict(self) -> tuple[str, str] | None:
         """Returns why the last attempt failed, or None if it did not fail. The first string names
-        the failed rank or host and the cause. The second contains the reasons and the traceback.
+        the cause and the failed rank or host, and the second contains the reasons and the
+        traceback.
         """
         if self.status not in ("failed", "interrupted"):
             return None
@@ -294,13 +296,13 @@ class History:
 
 
 def opening(results: Record) -> str:
-    """Returns a prompt for the model to continue: a few words from one line of the validation text
-    in the run's sample.
+    """Returns a prompt for the model to continue: a few words from the run's sample of the
+    validation text.
     """
     text = str((results.get("sample") or {}).get("prompt", ""))
     lines = [
         [word for word in line.split() if word.isprintable()][:OPENING]
-        for rest in text.split(None, 1)[1:]  # the first word may be truncated
+        for rest in text.split(None, 1)[1:]  # the first word may be cut off
         for line in rest.splitlines()
     ]
     longest = max([[], *lines], key=len)
@@ -315,7 +317,7 @@ def read(run: Run) -> History:
     # A run may also be active without a launcher on this machine.
     goes_on = results.get("unattended") or read_holder(run.folder)
     if status == "running" and not goes_on and not is_locked(run.folder):
-        status = "interrupted"  # its launcher died before it could record the run's end
+        status = "interrupted"  # the launcher died before it could record the end of the run
     by_step = {line["step"]: line for line in run.read_metrics()}
     return History(
         run, results, [by_step[step] for step in sorted(by_step)], run.read_events(), status
@@ -323,11 +325,11 @@ def read(run: Run) -> History:
 
 
 def _which_config(run: Run) -> str:
-    """Returns the ` CONFIG=…` argument that suggested commands need. Returns "" if config.yaml in
-    the current folder names this run, or if the run has no config yet.
+    """Returns the ` CONFIG=…` argument that suggested commands need, or "" if config.yaml in the
+    current folder names this run or if the run has no config yet.
     """
     lines: list[str] = []
-    with suppress(FileNotFoundError, InputError):  # there is no config.yaml that could name a run
+    with suppress(FileNotFoundError, InputError):  # no readable config.yaml
         lines = untrusted_input.read_text(
             Path("config.yaml"), untrusted_input.MEBIBYTE
         ).splitlines()
@@ -336,8 +338,8 @@ def _which_config(run: Run) -> str:
 
 
 def _as_given(run: Run) -> str:
-    """Returns the ` CONFIG=…` argument for resuming training if SET or NODES made the run's config
-    differ from config.yaml, otherwise "".
+    """Returns the ` CONFIG=…` argument that resuming training needs, or "" if config.yaml gives the
+    run's config without SET or NODES.
     """
     from ..config import Settings, load, load_resolved  # imported here, because it loads YAML
 
@@ -348,7 +350,7 @@ def _as_given(run: Run) -> str:
 
 
 def describe(event: Record) -> str:
-    """Describes an event, as in `step 200 · 0.4 s`: all scalar fields in order, except the times
+    """Formats an event, as in `step 200 · 0.4 s`: all scalar fields in order, except for the times
     and the kind.
     """
     if event["event"] == "verdict":
@@ -375,7 +377,7 @@ def number(value: object) -> float | None:
 
 
 def predicted(history: History, what: str, write: Callable[[float], str]) -> str:
-    """Returns the plan's prediction for a measured value as text, or "" if the plan has no
+    """Formats the plan's prediction for a measured value, or returns "" if there is no
     prediction.
     """
     predicted = number((history.results.get("predicted") or {}).get(what))
@@ -436,7 +438,9 @@ def clock(seconds: float | None) -> str:
 
 
 def few_digits(value: float) -> str:
-    """Formats small values with two digits and large values without decimals: 0.093, 1.5, 12."""
+    """Formats small values with two significant digits and large values without decimals: 0.093,
+    1.5, 12.
+    """
     return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
 
 

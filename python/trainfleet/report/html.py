@@ -33,10 +33,11 @@ if TYPE_CHECKING:
 
 PAGE = Path(__file__).with_name("page.html")
 SHOWN_EVENTS = 14
-REFRESH = 15  # seconds between page reloads in the browser during a run
+REFRESH = 15  # seconds between page reloads in the browser while the run is active
 # statuses with a color in page.html
 BADGES = ("running", "finished", "failed", "stopped", "interrupted")
-# Colors for uses of time, the same in every report: the Okabe-Ito palette plus brown and light gray
+# Colors of the categories of time, the same in every report: the Okabe-Ito palette plus brown and
+# light gray
 COLOURS = {
     "useful": "#0072b2",
     "repeated": "#56b4e9",
@@ -161,7 +162,7 @@ def _verdicts(history: History) -> list[str]:
 
 
 def _rehearsal(found: rehearsal_table.Rehearsal) -> str:
-    """Returns the table of injected faults for a rehearsal."""
+    """Returns a rehearsal's table of injected faults."""
     head = "".join(f"<th>{escape(name)}</th>" for name in rehearsal_table.HEAD)
     rows = (
         _cells(outcome.cells, "broken" if outcome.broken else "", outcome.what)
@@ -175,8 +176,8 @@ def _rehearsal(found: rehearsal_table.Rehearsal) -> str:
 
 
 def _cells(cells: Iterable[str], kind: str, what: str) -> str:
-    """Returns a table row, with the fault's description below its name. Each cell also spans the
-    empty cells before it.
+    """Returns a table row, with the description of the fault below its name. Each cell also spans
+    the empty cells to its left.
     """
     row, empty = "", 1
     for cell in cells:
@@ -190,9 +191,7 @@ def _cells(cells: Iterable[str], kind: str, what: str) -> str:
 
 
 def _seen(history: History) -> str:
-    """Returns the number of passes over the data and the number of skipped records, as a suffix
-    that starts with ";".
-    """
+    """Returns the epochs and the number of skipped records as a suffix that starts with ";"."""
     skipped = history.results.get("dataset_skipped")
     return "; ".join(
         [
@@ -262,14 +261,14 @@ def _tiles(history: History) -> str:
 
 def _memory(history: History) -> tuple[str, str]:
     bytes_ = history.measured("memory_bytes")
-    # On a CPU, the measured memory covers the whole process.
+    # on a CPU, the measured memory is that of the whole process
     if not bytes_ or history.results.get("device") == "cpu":
         return UNKNOWN, ""
     return size(bytes_), f"peak device memory{predicted(history, 'memory_bytes', size)}"
 
 
 def _way(seconds: Mapping[str, object]) -> str:
-    """Returns the times of the startup stages, or "" if the run did not record them."""
+    """Returns the duration of each startup stage, or "" if the run did not record them."""
     words = {
         "loaded": "torch was loaded",
         "met": "ranks were connected",
@@ -303,7 +302,7 @@ def _figures(drawn: Mapping[str, Figure], captions: Mapping[str, str]) -> list[s
 
 
 def _stages(history: History) -> str:
-    """Returns a stacked bar that shows the run's time by use."""
+    """Returns a stacked bar that breaks down the run's time by use."""
     if not history.stages:
         return ""
     bars, keys = "", ""
@@ -357,8 +356,8 @@ def _rows(title: str, rows: Iterable[tuple[str, ...]], kind: str = "facts") -> s
 
 
 def _settings(history: History) -> str:
-    """Returns the resolved config. The file itself may contain anything, so only known keys are
-    shown.
+    """Returns the resolved config, limited to known keys because the file itself may contain
+    anything.
     """
     from ..config import dump_known  # imported here, because it loads YAML
 

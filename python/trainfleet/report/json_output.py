@@ -1,4 +1,6 @@
-"""JSON output of verbs (JSON=1), and its schema: `python -m trainfleet.report.json_output`."""
+"""JSON output of the CLI verbs (JSON=1), and its schema: `python -m
+trainfleet.report.json_output`.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from ..config import Config, Derived
     from ..plan.estimate import Estimate
 
-VERSION = 1  # increased when a field is renamed, removed or gets another meaning
+VERSION = 1  # incremented when a field is renamed, removed or given a new meaning
 MEASURED = ("tokens", "valid_loss", "tokens_per_second", "mfu", "goodput", "memory_bytes")
 FILE = ROOT / "schema" / "output.schema.json"
 STATES = (
@@ -48,33 +50,33 @@ class RunState:
     first_loss: float | None = None
     """First training loss, in nats per token."""
     loss: float | None = None
-    """Newest training loss, or null if it is not finite."""
+    """Latest training loss, or null if it is not finite."""
     valid_loss: float | None = None
-    """Newest validation loss."""
+    """Latest validation loss."""
     tokens_per_second: float | None = None
-    """Throughput of all ranks together."""
+    """Total throughput of all ranks."""
     mfu: float | None = None
     """Model FLOPs utilization, from 0 to 1."""
     goodput: float | None = None
-    """Share of useful training time in the total time, from 0 to 1."""
+    """Useful training time as a fraction of total time, from 0 to 1."""
     memory_bytes: float | None = None
-    """Peak memory per rank."""
+    """Peak memory per rank, in bytes."""
     usd: float | None = None
     """Cost so far, in US dollars."""
     restarts: int = 0
-    """Restarts after failures."""
+    """Number of restarts after failures."""
     seconds: Annotated[dict[str, float] | None, Key(type=("object",))] = None
-    """Seconds of the run by use, such as train, checkpoint and startup."""
+    """Run time in seconds, broken down by use, such as train, checkpoint and startup."""
     seconds_left: float | None = None
-    """Predicted seconds until the last step, while the run is running."""
+    """Estimated seconds until the last step, if the run is active."""
     updated: float | None = None
     """Unix time of the last update."""
     last_checkpoint: str | None = None
-    """Address of the newest checkpoint."""
+    """Address of the latest checkpoint."""
     waits_for: str | None = None
     """The scheduler's reason why the job is queued."""
     verdict: str | None = None
-    """Rank or host, and the cause of the failure."""
+    """Cause of the failure, with the rank or host."""
     next: tuple[str, ...] = ()
     """Commands to run next."""
 
@@ -96,43 +98,43 @@ class CompareOutput:
     runs: tuple[RunState, ...]
     """The compared runs."""
     differences: Annotated[dict[str, list[Any]], Key(type=("object",))]
-    """Config keys with different values, each with one value per run."""
+    """Config keys in which the runs differ, each with one value per run."""
     plot: str
-    """Path of the plot with all loss curves."""
+    """Path of the plot that shows all loss curves."""
 
 
 @dataclass(frozen=True)
 class CheckpointState:
-    """A checkpoint, judged by its marker and file sizes."""
+    """A checkpoint, as described by its marker and file sizes."""
 
     step: int
-    """Step after which it was saved."""
+    """Step after which the checkpoint was saved."""
     address: str
     """Folder or S3 address."""
     fault: str | None
-    """Reason why it is broken, or null."""
+    """Reason why the checkpoint is broken, or null."""
     time: float | None = None
-    """Unix time of the save."""
+    """Unix time at which the checkpoint was saved."""
     bytes: int | None = None
-    """Size of all files."""
+    """Total size of all files, in bytes."""
     loss: float | None = None
-    """Training loss at that step."""
+    """Training loss at the checkpoint's step."""
     layout: Annotated[dict[str, int] | None, Key(type=("object",))] = None
-    """Degrees of the layout that saved it."""
+    """Parallelism degrees with which the checkpoint was saved."""
 
 
 @dataclass(frozen=True)
 class CheckpointsOutput:
     checkpoints: tuple[CheckpointState, ...]
-    """Checkpoints, oldest first; broken ones that were set aside come last."""
+    """Checkpoints, oldest first, followed by broken ones that were set aside."""
 
 
 @dataclass(frozen=True)
 class RecipeLine:
     name: str
-    """Name for RECIPE."""
+    """Name to pass as RECIPE."""
     about: str
-    """What the recipe trains, and where."""
+    """What the recipe trains, and on which machines."""
 
 
 @dataclass(frozen=True)
@@ -148,17 +150,17 @@ class ResourceState:
     kind: str
     """Kind of resource."""
     id: str
-    """AWS identifier, or "" for a kind that the credentials may not list."""
+    """AWS identifier, or "" for a kind that the credentials are not allowed to list."""
     config: str
-    """Name in the config that created it."""
+    """Name in the config that created the resource."""
     about: str
     """Description, or the reason why this kind was not listed."""
     since: float | None
     """Unix time of creation."""
     usd_per_hour: float | None
-    """Price, or null if it is unknown."""
+    """Price per hour in US dollars, or null if it is unknown."""
     holds_data: bool
-    """Whether only PURGE=1 removes it."""
+    """Whether the resource is removed only with PURGE=1."""
 
 
 @dataclass(frozen=True)
@@ -166,12 +168,12 @@ class LsOutput:
     region: str | None
     """AWS region, or null if the backend creates no resources."""
     resources: tuple[ResourceState, ...]
-    """All resources in the region, of every config."""
+    """All resources in the region, from every config."""
 
 
 @dataclass(frozen=True)
 class DerivedKey:
-    """A config key with a value that trainfleet chose."""
+    """A config key whose value trainfleet chose."""
 
     key: str
     """Dotted config key."""
@@ -192,19 +194,19 @@ class PlanOutput:
     world_size: int
     """Number of ranks."""
     parameters: int
-    """Model parameters."""
+    """Number of model parameters."""
     memory_bytes: int
-    """Predicted peak memory of the fullest rank."""
+    """Predicted peak memory of the rank that uses the most, in bytes."""
     usable_bytes: float | None
-    """Memory that a rank can use."""
+    """Memory available to a rank, in bytes."""
     tokens_per_second: float | None
-    """Predicted throughput of all ranks together."""
+    """Predicted total throughput of all ranks."""
     seconds: float | None
     """Predicted time from the first step to the last, with failures and checkpoints."""
     seconds_range: tuple[float, ...]
-    """Bounds within which four of five such runs end."""
+    """Bounds of the time within which four of five such runs are predicted to end."""
     goodput: float | None
-    """Predicted share of useful time, from 0 to 1."""
+    """Predicted useful training time as a fraction of total time, from 0 to 1."""
     usd: float | None
     """Predicted cost from setup to teardown, in US dollars."""
     derived: tuple[DerivedKey, ...]
@@ -304,7 +306,7 @@ def _measured(history: History, heard: str) -> dict[str, Any]:
 
 
 def schema() -> Schema:
-    """Returns the JSON Schema of the output, with a definition per verb."""
+    """Returns the JSON Schema of the output, with one definition per verb."""
     verbs = {verb: _open(schema_of(kind, described=True)) for verb, kind in OUTPUTS.items()}
     for part in verbs.values():
         part["properties"] |= {"version": {"const": VERSION}}
@@ -318,8 +320,8 @@ def schema() -> Schema:
 
 
 def _open(part: Schema) -> Schema:
-    """Requires all fields, because all are printed, and allows others, because a later release may
-    add some.
+    """Marks all fields as required, because all are printed. Allows additional fields, because a
+    later release may add some.
     """
     part.pop("default", None)
     part.pop("additionalProperties", None)

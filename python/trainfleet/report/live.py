@@ -1,5 +1,5 @@
-"""Shows the progress of a running job: a progress bar on a terminal, or plain aligned lines in a
-pipe or log.
+"""Shows the progress of a running job, as a progress bar on a terminal or as plain aligned lines in
+a pipe or log.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class LiveLine:
             self.draw(lambda: print(text, file=self.stream, flush=True))
 
     def draw(self, write: Callable[[], object]) -> None:
-        """Calls `write`. Stops all output if the pipe's reader has exited or the terminal was
+        """Calls `write`. Disables all output if the pipe's reader has exited or the terminal was
         closed.
         """
         try:
@@ -136,7 +136,7 @@ def _row(done: float, total: float, parts: list[Part], width: int) -> Table:
 
 
 class Shown(ABC):
-    """Context manager that displays a job. The launcher calls `update` about five times a
+    """Context manager that displays a job. The launcher calls `update` about five times per
     second.
     """
 
@@ -146,8 +146,8 @@ class Shown(ABC):
 
     @abstractmethod
     def update(self, waits_for: str = "") -> None:
-        """Reads new progress and draws it. While the job is waiting, draws the event that it waits
-        for.
+        """Reads new progress and draws it. If the job is waiting, draws the event that it is
+        waiting for.
         """
 
     def __enter__(self) -> Self:
@@ -166,7 +166,7 @@ class Shown(ABC):
 
 class Live(Shown):
     """Display of a training run: one line that is updated in place, or one line per logged step.
-    Events remain visible above it.
+    Events are printed permanently above it.
     """
 
     def __init__(self, run: Run, steps_total: int, stream: TextIO | None = None) -> None:
@@ -176,8 +176,8 @@ class Live(Shown):
             Lines(run.metrics, check_metric),
             Feed(run.folder, from_end=True),
         )
-        # A resume truncates metrics.jsonl, so `Lines` rereads it from the start. Lines that were
-        # already shown must not appear again.
+        # A resume truncates metrics.jsonl, which makes `Lines` reread it from the start. Lines that
+        # were already shown must not appear again.
         self.seen = set(map(json.dumps, self.metrics.new()))
         self.run, self.prepared = run, _written(run.results)
         self.page = Refresh(run)
@@ -185,7 +185,7 @@ class Live(Shown):
         self.valid: float | None = None
         self.failed = False
         self.pace: tuple[int, float] | None = (
-            None  # first step seen and its time, from which the remaining time is predicted
+            None  # first step seen and its time, as the basis of the ETA
         )
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
@@ -219,8 +219,8 @@ class Live(Shown):
             self.line.wait(stage, time.monotonic() - self.started)
 
     def _steps_done(self) -> int:
-        """Returns the completed steps according to the latest heartbeat, because metrics are logged
-        only every few steps. Returns 0 if there is no progress bar.
+        """Returns the number of completed steps according to the latest heartbeat, because metrics
+        are logged only every few steps. Returns 0 if there is no progress bar.
         """
         at = (
             newest_step(self.run.folder, fence.current(self.run.folder).order)
@@ -232,9 +232,9 @@ class Live(Shown):
     def _show(self, event: Record) -> None:
         kind = event["event"]
         if kind in ("verdict", "queued") or (kind == "fault" and self.failed):
-            # The verdict is printed once all ranks have stopped, and the live line shows what a
-            # queued job waits for. Only the first fault is shown, because it makes all other ranks
-            # fail.
+            # The verdict is printed once all ranks have stopped, and the live line already shows
+            # what a queued job is waiting for. Faults after the first are assumed to be
+            # consequences of it.
             return
         self.failed = kind == "fault" or (self.failed and kind != "restarted")
         self.line.say(f"  {kind:<12} {describe(event)}".rstrip(), STYLES.get(kind, "dim"))
@@ -271,8 +271,8 @@ class Live(Shown):
         ]
 
     def _left(self, metric: Record) -> float | None:
-        """Returns the seconds until the last step, based on the average pace since the first step
-        seen. The pace includes validation and checkpoints.
+        """Returns the estimated seconds until the last step, from the average pace since the first
+        step seen. The pace includes validation and checkpoints.
         """
         first, began = self.pace or (metric["step"], 0.0)
         if metric["step"] <= first:
@@ -288,7 +288,7 @@ def _written(path: Path) -> int:
 
 
 class TokenizeLive(Shown):
-    """Display of a tokenization job. It reads the progress that the workers write to the dataset's
+    """Display of a tokenization job, based on the progress that the workers write to the dataset's
     folder, or to S3 at `address`.
     """
 
@@ -299,13 +299,13 @@ class TokenizeLive(Shown):
         stream: TextIO | None = None,
         every: float = 2.0,
     ) -> None:
-        """Without a progress bar, prints one line per `every` seconds."""
+        """Without a progress bar, prints one line every `every` seconds."""
         super().__init__(stream)
         self.folder, self.address, self.every = folder, address, every
         self.look_every, self.looked = REMOTE_LOOK if address else 0.0, -math.inf
         self.progress: TokenizingProgress | None = None
         self.said, self.ended = self.started, False
-        self.first: int | None = None  # bytes that an earlier job had completed
+        self.first: int | None = None  # bytes that an earlier job completed
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         self.looked = -math.inf  # force a final update
@@ -350,6 +350,6 @@ class TokenizeLive(Shown):
     def _look(self) -> None:
         from ..data.progress import read_progress
 
-        # If S3 is unavailable, the workers report the error and end the job.
+        # If S3 is unavailable, the workers report it and end the job.
         with suppress(S3Error):
             self.progress = read_progress(self.folder, self.address)

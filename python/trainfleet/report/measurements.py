@@ -1,5 +1,5 @@
-"""Prints the results of `make scaling` and `make profile` as tables. For `make scaling`, also
-writes files and a plot.
+"""Prints the results of `make scaling` and `make profile` as tables. Results of `make scaling` are
+also written to files and plotted.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from ..trust.validation import fit
 from .history import duration, percent, quantity, table
 from .plots import BLUE, FAINT, INK, STYLE, note, save, sheet
 
-WIDTH = 24  # maximum bar length in characters
+WIDTH = 24  # maximum length of a bar in characters
 ROWS = 12
 
 
 def describe_profile(run: Run) -> Iterator[str]:
-    """Yields each part's share of a step, the share of communication, and the longest operations.
+    """Yields the share of a step that each part takes, the share of communication, and the longest
+    operations.
 
     Raises:
         RunError: the run has no profile.
@@ -71,7 +72,7 @@ STRONG, WEAK = "strong scaling: constant global batch", "weak scaling: constant 
 
 
 def results_of(run: Run) -> dict[str, Any]:
-    """Returns a run's results, with the median throughput and MFU of its steady-state steps."""
+    """Returns a run's results, with the median throughput and MFU over its steady-state steps."""
     lines: list[dict[str, Any]] = steady(list(run.read_metrics()))
     found = {
         key: [line[key] for line in lines if line.get(key) is not None]
@@ -103,7 +104,7 @@ def write(run: Run, measures: Sequence[Measure], weak: bool) -> None:
 
 
 def draw(path: Path, measures: Sequence[Measure], weak: bool) -> None:
-    """Plots measured and ideal throughput against the node count, on logarithmic axes."""
+    """Plots measured and ideal throughput against node count, on log-log axes."""
     import matplotlib
 
     nodes, speeds = (

@@ -1,8 +1,8 @@
-"""Smaller sections of report.html: plots of single quantities, the run's provenance and the state
+"""Smaller sections of report.html: plots of individual metrics, the run's provenance and the state
 of its ranks.
 
-The plots show the parts of a step, the slowest rank, gradient norm, learning rate and memory.
-Provenance covers versions, devices and config keys.
+The plots show a step's breakdown, stragglers, gradient norm, learning rate and memory. Provenance
+covers versions, devices and config keys.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ CAPTIONS = {
 
 
 def panels(history: History) -> dict[str, Figure]:
-    """Returns the figures for which there are measurements, by name."""
+    """Returns a figure for each metric that was measured, by name."""
     import matplotlib
 
     with matplotlib.rc_context(STYLE):
@@ -60,8 +60,8 @@ def panels(history: History) -> dict[str, Figure]:
 
 
 def _one(history: History, key: str, title: str, write: Callable[[float], str]) -> Figure | None:
-    """Plots all logged values of one metric. Averages would hide the learning rate's peak and
-    spikes of the gradient norm.
+    """Plots all logged values of a metric without averaging, which would hide the learning rate's
+    peak and spikes in the gradient norm.
     """
     steps, values = history.series(key)
     if not values:
@@ -76,10 +76,10 @@ def _one(history: History, key: str, title: str, write: Callable[[float], str]) 
 
 
 def _parts(history: History) -> Figure | None:
-    """Plots the parts of each timed step as stacked areas, with a legend."""
+    """Plots the breakdown of each timed step as stacked areas, with a legend."""
     by_part = {name: dict(zip(*history.series(f"{name}_seconds"), strict=True)) for name in PARTS}
     steps = sorted({step for values in by_part.values() for step in values})
-    if len(steps) < 2:  # a single step has no width to plot
+    if len(steps) < 2:  # a single step would have no width in the plot
         return None
     figure, axes = frame("Time in each part of a step", history, HEIGHT)
     heights = [[values.get(step, 0.0) for step in steps] for values in by_part.values()]
@@ -98,11 +98,11 @@ def _parts(history: History) -> Figure | None:
 
 
 def _slowest(history: History) -> Figure | None:
-    """Plots the slowest rank's busy time next to the median rank's. The title names the rank that
-    is slowest most often.
+    """Plots the busy time of each step's slowest rank next to the median rank's. The title names
+    the rank that is slowest most often.
     """
     steps, seconds = history.series("slowest_own")
-    if len(steps) < 2:  # one step does not show which rank is slow
+    if len(steps) < 2:  # a single step does not reveal a straggler
         return None
     rank, times = Counter(history.series("slowest_rank")[1]).most_common(1)[0]
     figure, axes = frame(
@@ -154,7 +154,7 @@ SHOWN_KEYS = 40
 
 
 def facts(history: History) -> Iterator[tuple[str, str]]:
-    """Yields the facts needed to reproduce the run."""
+    """Yields the details needed to reproduce the run."""
     results = history.results
     versions = results.get("versions") or {}
     if versions:
@@ -174,8 +174,8 @@ def facts(history: History) -> Iterator[tuple[str, str]]:
 
 
 def ranks(history: History) -> Iterator[tuple[str, ...]]:
-    """Yields the ranks with the longest busy time in the latest step. Busy time excludes waiting
-    for other ranks. Yields no rows if there are no heartbeats.
+    """Yields the ranks with the longest busy time in the latest step, excluding time spent waiting
+    for other ranks. Yields nothing if there are no heartbeats.
     """
     if history.status != "running":
         return

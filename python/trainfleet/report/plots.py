@@ -1,7 +1,8 @@
 """Draws a run's two plots, as PNG files and as SVG whose colors the page can override.
 
-The colors are Okabe and Ito's blue and vermilion, which people with any common type of color vision
-can distinguish (jfly.uni-koeln.de/color). Lines are labeled at their ends, so plots need no legend.
+The colors are Okabe and Ito's blue and vermilion, which are distinguishable with every common type
+of color vision (jfly.uni-koeln.de/color). Lines are labeled directly at their ends instead of in a
+legend.
 """
 
 from __future__ import annotations
@@ -63,13 +64,13 @@ STYLE: dict[Any, Any] = {
 NAMED, LINE = 4, 12  # maximum number of breaks to label; points between labels
 # Line height and character width of text as fractions of the axes, rounded up
 ROW, LETTER = (0.08, 0.014)
-MANY = 2000  # points above which an SVG line is smaller as a raster image
+MANY = 2000  # number of points above which a line is rasterized in SVG to save space
 Label = tuple[float, str, str]  # height of the line's end, text and color
 
 
 def draw(run: Run) -> list[Path]:
-    """Draws a run's plots/loss.png and plots/throughput.png and returns their paths. Draws no plots
-    before the first logged step.
+    """Draws a run's plots/loss.png and plots/throughput.png and returns their paths. Returns an
+    empty list before the first logged step.
     """
     history = read(run)
     if not history.metrics:
@@ -117,8 +118,8 @@ def svg(figure: Figure, title: str) -> str:
     """
     import matplotlib
 
-    # matplotlib fails if this variable is not a number. The SVG contains no date, so the variable
-    # is not needed.
+    # matplotlib fails if this variable is not a number. It is safe to remove, because the SVG
+    # contains no date.
     os.environ.pop("SOURCE_DATE_EPOCH", None)
     file = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": title, "svg.id": title}):
@@ -158,7 +159,7 @@ def _draw_throughput(history: History) -> Figure:
     if speeds:
         middle = median(
             speeds[1:] or speeds
-        )  # excludes the first step, which is a warm-up, as in results.json
+        )  # excludes the first step as warm-up, as results.json does
         curve(axes, steps, speeds)
         axes.axhline(middle, color=FAINT, lw=1, ls=(0, (4, 3)))
         axes.set_title(
@@ -166,14 +167,14 @@ def _draw_throughput(history: History) -> Figure:
         )
         axes.set_ylim(0, 1.15 * max(speeds))
         _show_mfu(axes, history)
-    mark_breaks(axes, history, named=False)  # the loss plot labels the breaks
+    mark_breaks(axes, history, named=False)  # the loss plot already labels the breaks
     _mark_checkpoints(axes, history.steps_of("checkpointed"))
     return figure
 
 
 def _show_mfu(axes: Axes, history: History) -> None:
-    """Shows MFU on the right axis. If MFU is proportional to throughput, the axis is a second scale
-    for the same line. Otherwise, MFU gets its own line.
+    """Shows MFU on the right axis, as a second scale for the throughput line if MFU is proportional
+    to it. Otherwise, MFU gets a separate line.
     """
     steps, shares = history.series("mfu")
     pairs = [
@@ -187,7 +188,7 @@ def _show_mfu(axes: Axes, history: History) -> None:
     ratios = [share / speed for share, speed in pairs]
     if max(ratios) < 1.01 * min(ratios):
         right.set_ylim(0, axes.get_ylim()[1] * median(ratios))
-    # A restart with another world size or other hardware changed the ratio of MFU to throughput.
+    # A restart on another world size or hardware changed the ratio of MFU to throughput.
     else:
         right.set_ylim(0, 2.2 * max(shares))  # keeps the MFU line below the throughput line
         line(right, steps, shares, VERMILION)
@@ -225,8 +226,8 @@ def frame(title: str, history: History, height: float = 3.8) -> tuple[Figure, Ax
 
 
 def curve(axes: Axes, steps: list[int], values: list[float]) -> None:
-    """Plots logged values. With more than 50 points, the values are drawn faintly, with their
-    moving average on top.
+    """Plots logged values. With more than 50 points, they are drawn faintly behind their moving
+    average.
     """
     noisy = len(values) > 50
     line(axes, steps, values, BLUE, alpha=0.3 if noisy else 1)
@@ -244,7 +245,7 @@ def line(
     alpha: float = 1,
     dots: bool = False,
 ) -> None:
-    marker = "o" if dots or len(steps) == 1 else ""  # a single point does not make a line
+    marker = "o" if dots or len(steps) == 1 else ""  # a single point does not form a line
     many = len(steps) > MANY
     axes.plot(
         steps,
@@ -268,8 +269,8 @@ def note(
 
 
 def _smooth(values: list[float]) -> list[float]:
-    """Returns a moving average over a window of 2 % of the points. The window narrows towards both
-    ends, so that the curve starts and ends on the data.
+    """Returns a moving average over a window of 2 % of the points. The window narrows at both ends,
+    so that the curve starts and ends on the data.
     """
     import numpy
 
@@ -280,8 +281,8 @@ def _smooth(values: list[float]) -> list[float]:
 
 
 def label_ends(axes: Axes, ends: list[Label]) -> None:
-    """Labels lines to the right of the axes, in the color of each line. Each label is as close as
-    possible to the height of its line's end.
+    """Labels lines to the right of the axes, in each line's color and as close as possible to the
+    height of its end.
     """
     low, high = axes.get_ylim()
     below = low - ROW * (high - low)
@@ -311,8 +312,8 @@ def mark_breaks(axes: Axes, history: History, *, named: bool = True) -> None:
 
 
 def _name_breaks(axes: Axes, breaks: dict[int, str]) -> None:
-    """Labels each break, one row below the previous label. Extends the y axis so that curves do not
-    overlap the labels.
+    """Labels each break, one row below the previous label, and extends the y axis so that curves do
+    not overlap the labels.
     """
     (low, high), end = axes.get_ylim(), axes.get_xlim()[1]
     for row, (step, text) in enumerate(breaks.items()):
@@ -343,7 +344,7 @@ def _peak(axes: Axes, begin: float, until: float) -> float:
                 numpy.asarray(line.get_xdata(), float),
                 numpy.asarray(line.get_ydata(), float),
             )
-            # Include the interpolated values at both edges.
+            # include the interpolated values at both edges
             edges = numpy.interp([begin, until], steps, values)
             found += [*edges, *values[(steps >= begin) & (steps <= until)]]
     return float(max(found))
@@ -367,7 +368,7 @@ def _mark_checkpoints(axes: Axes, steps: list[int]) -> None:
 
 
 def _count_tokens(axes: Axes, tokens_per_step: float) -> None:
-    """Adds a token axis at the top, to compare runs with different batch sizes."""
+    """Adds a token axis at the top, so that runs with different batch sizes can be compared."""
     if tokens_per_step:
         top = axes.twiny()
         top.set_xlim(0, axes.get_xlim()[1] * tokens_per_step)
@@ -378,9 +379,7 @@ def _count_tokens(axes: Axes, tokens_per_step: float) -> None:
 
 
 def draw_lengths(name: str, manifest: Manifest, path: Path) -> None:
-    """Writes a histogram of document lengths to a PNG file. Each bar starts at twice the length of
-    the previous one.
-    """
+    """Writes a histogram of document lengths to a PNG file, with bin edges at powers of two."""
     from matplotlib import rc_context
 
     used = [number for number, count in enumerate(manifest.lengths) if count]

@@ -1,7 +1,7 @@
 """Keeps report.html up to date during a run, from a separate process with the lowest priority.
 
-`python -m trainfleet.report.refresh RUN_FOLDER` draws the report once and exits, so its errors do
-not reach the launcher.
+`python -m trainfleet.report.refresh RUN_FOLDER` renders the report once and exits, so its errors do
+not affect the launcher.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from ..trust.errors import telling
 from ..trust.safe_output import run_program
 from .html import write
 
-# Seconds before the first drawing, and between drawings. Each takes about 1.5 s of one core.
+# Seconds before the first rendering, and between renderings. Each takes about 1.5 s of one core.
 FIRST, EVERY = (10.0, 20.0)
 
 
 class Refresh:
-    """Background process that draws the report. `look` starts another drawing if one is due and the
-    run has new metrics.
+    """Background process that renders the report. `look` starts another rendering if one is due and
+    the run has new metrics.
     """
 
     def __init__(self, run: Run) -> None:
@@ -33,8 +33,8 @@ class Refresh:
         self.process: subprocess.Popen[bytes] | None = None
 
     def look(self) -> None:
-        """Starts a drawing if one is due. Otherwise, costs at most one stat call. If the process
-        can't start, the page stays unchanged.
+        """Starts a rendering if one is due, and otherwise costs at most one stat call. If the
+        process can't start, the page is not updated.
         """
         if time.monotonic() < self.due or (self.process and self.process.poll() is None):
             return
@@ -44,7 +44,7 @@ class Refresh:
                 self.drawn, self.process = changed, _start(self.run)
 
     def close(self) -> None:
-        """Kills a drawing in progress, because the final report shows the complete run."""
+        """Kills a rendering in progress, because the final report supersedes it."""
         if self.process and self.process.poll() is None:
             self.process.kill()
             self.process.wait()

@@ -1,5 +1,5 @@
 """Reads and writes a rehearsal's results (rehearsal.json in its run folder), and builds the rows of
-their table.
+the results table.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ Seconds = Annotated[float, Range(0, 1e9)]
 @dataclass(frozen=True)
 class FaultOutcome:
     """Result of one injected fault. `broken` lists the broken promises, and `skipped` is the reason
-    if the fault could not be injected.
+    if the fault was not injected.
     """
 
     name: Name
     noticed: Seconds | None = None  # seconds from the fault to its detection
     verdict: Name = "none"
     right: bool = True  # whether the verdict names the right cause and the right rank or host
-    lost: Count = 0  # steps that were repeated
-    again: Seconds | None = None  # seconds until ranks were training again
-    equal: bool = True  # whether the losses equal those of the fault-free run
+    lost: Count = 0  # number of repeated steps
+    again: Seconds | None = None  # seconds until the ranks resumed training
+    equal: bool = True  # whether the losses match those of the fault-free run
     left: Count = 0  # number of leftover processes, hosts with leftover processes, or jobs
     broken: tuple[Name, ...] = ()
     skipped: Name = ""
@@ -73,7 +73,7 @@ class Rehearsal:
 
     @property
     def is_broken(self) -> bool:
-        """Returns whether any promise was broken."""
+        """Returns whether any fault broke a promise."""
         return any(outcome.broken for outcome in self.outcomes)
 
     @property

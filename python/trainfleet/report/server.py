@@ -1,10 +1,11 @@
-"""Serves a run's report to this machine's browser. It serves only this page, which it rereads for
-each request.
+"""Serves a run's report to this machine's browser. The server serves only this page, which is
+reread for each request.
 
-The server listens only on the loopback interface, and rejects requests without a loopback Host
-header. A page from another host therefore can't read the report through DNS rebinding. Other users
-of the machine can also reach the loopback interface, so a request must contain the token from the
-printed URL. The response sets a cookie, so that later requests work without the token in the URL.
+The server listens only on the loopback interface and rejects requests without a loopback Host
+header, so that a page from another host can't read the report through DNS rebinding. Because other
+users of the machine can also reach the loopback interface, a request must contain the token from
+the printed URL. The response sets a cookie, so that later requests work without the token in the
+URL.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ class Server(ThreadingHTTPServer):
     """HTTP server for a single page. `page` returns the bytes of the page."""
 
     daemon_threads = True
-    # Maximum number of connections waiting to be accepted. The kernel delays further connections by
-    # a second.
+    # Maximum number of connections waiting to be accepted. The kernel delays connections beyond it
+    # by a second.
     request_queue_size = 128
 
     def __init__(self, page: Callable[[], bytes], port: int | None = None) -> None:
@@ -63,8 +64,8 @@ class Server(ThreadingHTTPServer):
         return f"http://{LOOPBACK}:{self.server_port}/?{TOKEN}={self.token}"
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Handles the request in one of up to MOST threads. Closes the oldest connection if all
-        threads are busy.
+        """Handles the request in one of up to MOST threads. If all threads are busy, closes the
+        oldest connection first.
         """
         while len(self.begun) >= MOST:
             for oldest in list(self.begun)[:1]:
@@ -84,15 +85,15 @@ class Server(ThreadingHTTPServer):
                 _end(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Prints one line for an internal error, and no output if the browser disconnected.
-        Tracebacks would flood the user's terminal.
+        """Prints one line for an internal error, or nothing if the browser disconnected. Tracebacks
+        would flood the user's terminal.
         """
         if not isinstance(error := sys.exception(), OSError):
             print(f"a request failed: {shown(repr(error))}", file=sys.stderr, flush=True)
 
 
 def _end(request: socket.socket) -> None:
-    """Wakes the thread that reads from a connection, which then closes the connection."""
+    """Wakes a connection's reader thread, which then closes the connection."""
     try:
         request.shutdown(socket.SHUT_RDWR)
     except OSError:  # the connection was already closed
@@ -116,7 +117,7 @@ class Answer(BaseHTTPRequestHandler):
                 self._send(503, _note(ABSENT))
 
     def _is_known(self, token: str) -> bool:
-        """Returns whether the request contains the token, either in its URL or in its cookie."""
+        """Returns whether the request contains the token in its URL or cookie."""
         try:
             cookie = SimpleCookie(self.headers.get("Cookie", "")).get(self._cookie)
         except CookieError:
@@ -129,8 +130,8 @@ class Answer(BaseHTTPRequestHandler):
 
     @property
     def _cookie(self) -> str:
-        """Returns the cookie's name, which contains the port. Browsers share cookies between ports,
-        and a user may watch several runs.
+        """Returns the cookie's name, which contains the port because browsers share cookies between
+        ports and a user may watch several runs.
         """
         return f"trainfleet-{self.server.server_port}"
 

@@ -1,5 +1,5 @@
-"""Run summaries for the terminal: at the end of a run, and for `make status`, `make runs` and `make
-compare`.
+"""Run summaries for the terminal, printed at the end of a run and by `make status`, `make runs` and
+`make compare`.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _outcome(history: History) -> list[Row]:
 
 
 def _data(history: History) -> list[Row]:
-    """Returns the share of the data that the run has used, and notes on skipped records."""
+    """Returns how much of the data the run has used, and notes on skipped records."""
     told = [
         f"{history.epochs}: {quantity(history.measured('tokens'))} of {quantity(whole)} tokens"
         for whole in [number(history.results.get("dataset_tokens"))]
@@ -105,8 +105,8 @@ def _data(history: History) -> list[Row]:
 
 
 def _costs(history: History) -> list[Row]:
-    """Returns memory per rank and cost, next to their predictions. Omits memory on a CPU, because
-    the plan does not predict the memory of the whole process.
+    """Returns memory per rank and cost, each next to its prediction. Omits memory on a CPU, because
+    it is measured for the whole process and the plan does not predict that.
     """
     memory, usd = history.measured("memory_bytes"), number(history.results.get("usd"))
     rows = []
@@ -120,8 +120,8 @@ def _costs(history: History) -> list[Row]:
 
 
 def _parts(history: History) -> list[Row]:
-    """Returns each part's share of a step, largest first. Shares are based on the median times of
-    all steps with timed parts.
+    """Returns each part's share of the step time, largest first, based on median times over all
+    steps with timings.
     """
     keys = sorted({key for line in history.metrics for key in line if key.endswith("_seconds")})
     middle = {
@@ -139,7 +139,7 @@ def _parts(history: History) -> list[Row]:
 
 
 def _left_out(history: History) -> list[Row]:
-    """Returns the number of skipped steps and of steps that overflowed fp16, if there are any."""
+    """Returns the number of skipped steps and of steps with an fp16 overflow, if any."""
     last = history.metrics[-1]
     skipped, overflowed, scale = (
         number(last.get(name)) or 0 for name in ("skipped", "overflowed", "loss_scale")
@@ -184,7 +184,7 @@ def _freshness(history: History) -> list[Row]:
 
 
 def _led(history: History) -> list[Row]:
-    """Returns the host that leads a run on other machines, and its standby if the run uses
+    """Returns the host that leads a run on remote machines, and its standby host if the run uses
     standbys.
     """
     holder = newest_holder(history.run.folder)
@@ -227,8 +227,8 @@ def known(root: Path = RUNS) -> list[Run]:
 
 
 def describe_runs(runs: Sequence[Run]) -> Iterator[str]:
-    """Yields one line per run, latest last. For a run on a fleet, shows the last state that reached
-    this machine.
+    """Yields one line per run, latest last. For a run on a fleet, the line shows the last state
+    that reached this machine.
     """
     yield from table(
         HEAD,
@@ -306,7 +306,7 @@ def _shown(value: object) -> str:
 
 
 def _short(name: str) -> str:
-    """Shortens a name to leave room for the curves. Removes the middle, because long names often
+    """Shortens a name to leave room for the curves. Cuts out the middle, because long names often
     differ only at one end.
     """
     return name if len(name) <= 26 else f"{name[:12]}…{name[-13:]}"

@@ -42,7 +42,7 @@ MOST = 25  # maximum number of config problems to print
 
 
 class TrainfleetError(Exception):
-    """Base class of all errors with a message for the user.
+    """Base class of all errors that are meant for the user.
 
     The message states what failed (`what`), where (`where`: file and line, host or rank), the cause
     (`why`), and the command to run next (`next`).

@@ -152,7 +152,7 @@ def hide(text: str) -> str:
 
 
 def looks_secret(text: str) -> bool:
-    """Returns whether any part of the text has the form of a secret."""
+    """Returns whether any part of the text looks like a secret."""
     return any(True for _ in _forms(text))
 
 
@@ -174,7 +174,9 @@ def hide_all(value: Any) -> Any:
 
 
 def begun(text: str) -> int:
-    """Returns how many trailing characters to hold back because a secret may begin in them."""
+    """Returns how many trailing characters to hold back because they may be the start of a
+    secret.
+    """
     keep = _begun_form(text)
     for pattern in _patterns():
         sizes = range(len(pattern) - 1, keep, -1)
@@ -186,13 +188,15 @@ def begun(text: str) -> int:
 
 
 def _begun_form(text: str) -> int:
-    """Returns how many trailing characters may begin a secret with a recognizable form."""
+    """Returns how many trailing characters may be the start of a secret with a recognizable
+    form.
+    """
     line = text[text.rfind("\n") + 1 :][-UNFINISHED:]
     return len(line) - found.start() if (found := _OPEN.search(line)) else 0
 
 
 def _forms(text: str) -> Iterator[tuple[int, int]]:
-    """Yields the spans that have the form of a secret."""
+    """Yields the spans that look like secrets."""
     lower = text.lower()
     if not any(hint in lower for hint in _HINTS):
         return

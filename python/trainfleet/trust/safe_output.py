@@ -195,7 +195,8 @@ def guarded() -> Iterator[None]:
     before = {name: getattr(sys, name) for name in ("stdout", "stderr")}
     for name, stream in before.items():
         if getattr(stream, "errors", "") == "strict" and hasattr(stream, "reconfigure"):
-            # Print ? for characters that the terminal's encoding lacks, instead of failing.
+            # Print ? for characters that the terminal's encoding can't represent, instead of
+            # failing.
             stream.reconfigure(errors="replace")
         setattr(sys, name, stream if isinstance(stream, SafeStream) else SafeStream(stream))
     try:

@@ -46,7 +46,7 @@ def take(environment: MutableMapping[str, str] = os.environ) -> None:
 
 
 def read(where: str) -> str:
-    """Returns the secret at an ARN or SSM parameter name. Raises botocore's exceptions."""
+    """Returns the secret at an ARN or SSM parameter name. Propagates botocore's exceptions."""
     import boto3
     from botocore.config import Config
 

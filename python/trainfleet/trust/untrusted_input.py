@@ -51,9 +51,9 @@ MISTAKEN = (  # pattern that identifies a wrong file type → message
 TEMPLATE = (r"\{\{[^{}\n\"']{0,80}\}\}|\{%", "is an unfilled template")
 # Magic bytes of a compressed file → suffix.
 PACKED = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst"}
-# Bytes that occur in Latin-1 text.
+# Bytes that are typical of Latin-1 text.
 PLAIN = bytes({*range(32, 127), *range(160, 256), 9, 10, 13})
-# Characters that reorder text on screen, so that a line can look like a different one.
+# Characters that reorder text on screen, which can make one line look like another.
 _BIDIRECTIONAL = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
@@ -251,7 +251,7 @@ def parse_json(text: str, where: str, depth: int = DEEPEST) -> Any:
         ) from error
     except RecursionError as error:
         raise InputError(f"is nested more than {depth} levels deep", where=first) from error
-    except ValueError as error:  # an integer with more digits than Python converts
+    except ValueError as error:  # an integer with more digits than Python can convert
         raise InputError("has a number with too many digits", where=first) from error
     if _is_deeper(value, depth):
         raise InputError(f"is nested more than {depth} levels deep", where=first)
@@ -317,7 +317,9 @@ def converting(content: bytes, at: int) -> str:
 def mistaken(
     text: str, where: str, forms: Iterable[tuple[str, str]] = MISTAKEN
 ) -> InputError | None:
-    """Returns an error if the text is a different kind of file, such as a Git LFS pointer."""
+    """Returns an error if the text is a different kind of file, such as a Git LFS pointer,
+    otherwise None.
+    """
     for form, what in forms:
         if match := re.search(form, text[: 64 * KIBIBYTE], re.IGNORECASE | re.MULTILINE):
             return InputError(what, where=f"{where}:{text.count(chr(10), 0, match.end()) + 1}")

@@ -40,7 +40,7 @@ class Pattern:
 
 
 Count = Annotated[int, Range(0, LARGEST)]
-# seconds since 1970; the upper bound is in the year 6325
+# seconds since 1970, up to the year 6325
 Moment = Annotated[float, Range(0, 2**37)]
 Name = Annotated[str, Pattern(r"[^\x00-\x1f\x7f-\x9f]{0,4096}")]  # text on a single line
 

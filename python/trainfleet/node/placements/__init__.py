@@ -1,13 +1,13 @@
 """Modules that read a node's placement, one per scheduler. Both the launcher and the nodes import
-them. They use only the standard library.
+them, so they use only the standard library.
 
 Another package can add a scheduler through an entry point in the group `trainfleet.placements`
-(process/plugins.py), which names a `PlacementSource`. The package's backend sets `placement` to the
+(process/plugins.py) that names a `PlacementSource`. The package's backend sets `placement` to the
 same object.
 
-The modules follow the environments that the schedulers document (sources:
-tests/unit/test_placement.py). They have not been run on actual nodes of Slurm, AWS Batch or
-SageMaker.
+The modules follow each scheduler's documentation of its environment (sources:
+tests/unit/test_placement.py). They have not been tested on real Slurm, AWS Batch or SageMaker
+nodes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from ...process import plugins
 from ...trust.errors import BackendError
 from ..placement import NEXT, PlacementSource
 
-# `fleet` is trainfleet's launcher. It takes precedence over the scheduler in which it runs.
+# `fleet` is trainfleet's own launcher. It takes precedence over a scheduler that started the
+# launcher.
 OURS = ("fleet", "batch", "slurm", "sagemaker")
 
 

@@ -24,14 +24,14 @@ from ..placement import (
 def read(environment: Environment = os.environ) -> Placement:
     """Returns the node's placement from Batch's environment variables.
 
-    The main node becomes node 0, whatever its index. Batch does not pass the main node's address to
-    the main node itself, so that node determines it here.
+    The main node becomes node 0, regardless of its index. Batch passes the main node's address only
+    to the other nodes, so the main node determines it here.
     """
     told = Variables("AWS_BATCH_JOB_", environment)
     told.word(
         "ID"
-        # Only this variable is required. The others have defaults, because single-node jobs do not
-        # set them. Without this check, any process would pass for a single-node job.
+        # Only this variable is required, because single-node jobs do not set the others. If it were
+        # optional as well, any process would pass for a single-node job.
     )
     nodes, index, main = (
         told.number("NUM_NODES", 1),

@@ -1,5 +1,5 @@
-"""Placement of nodes that trainfleet's own backends (local, ssh, ec2) start. The variables are
-those of `Placement.environment`.
+"""Placement of nodes started by trainfleet's own backends (local, ssh, ec2). The environment
+variables are those of `Placement.environment`.
 """
 
 from __future__ import annotations

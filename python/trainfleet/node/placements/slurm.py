@@ -12,8 +12,8 @@ from ..placement import Environment, Placement, PlacementSource, Variables, chec
 def read(environment: Environment = os.environ) -> Placement:
     """Returns the task's placement from Slurm's environment variables.
 
-    The port depends on the job ID and the restart count. Jobs that share a node must use different
-    ports, and a requeued job's first port may still be in use.
+    The port depends on the job ID and the restart count, because jobs that share a node must use
+    different ports and a requeued job's first port may still be in use.
     """
     told = Variables("SLURM_", environment)
     nodes = told.number("STEP_NUM_NODES", told.number("JOB_NUM_NODES", told.number("NNODES", 1)))
