@@ -274,7 +274,7 @@ def test_every_plan_tells_what_failures_and_checkpoints_take_and_judges_the_inte
         assert command(["plan", f"CONFIG={RECIPE}", words]) == 0
         said[every] = " ".join(capsys.readouterr().out.split())
     assert re.search(r"8[0-9.]+% of it is training; about [0-9.]+ failures", said[180])
-    assert "(H100: Llama 3, arXiv:2407.21783 section 3.3)" in said[180]
+    assert "(H100: Llama 3, arXiv:2407.21783, section 3.3)" in said[180]
     assert "waiting in a queue or for machines is not included" in said[180]
     assert re.search(r"checkpoint.every: [0-9]+ min would raise the share by [0-9.]+%", said[180])
     assert "raise the share" not in said[3]
