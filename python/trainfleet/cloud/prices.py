@@ -115,7 +115,7 @@ class Prices:
 
 
 def _listed(region: str, name: str, is_training: bool) -> float | None:
-    """Returns the Pricing API's on-demand price of EC2 or SageMaker training; None if unknown."""
+    """Returns an EC2 or SageMaker training on-demand price from the Pricing API, or None."""
     wanted = {
         "instanceType": name,
         "regionCode": region,

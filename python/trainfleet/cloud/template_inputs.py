@@ -23,11 +23,11 @@ TEMPLATE_TYPES = read_table(Path(__file__).with_name("template_types.yaml"))
 class Scheduler:
     """A kind of scheduler, which makes a config's nodes and runs jobs on them.
 
-    in_account  whether the nodes are instances of the account.
-    in_zone     whether the nodes are in the stack's zone.
-    by_ssh      whether SSH reaches the nodes or their head, and nodes mount the stack's FSx.
-    image       the key in docker/platforms.lock.yaml of the nodes' machine image.
-    services    AWS services that need a service-linked role in the account.
+    in_account  whether the nodes are EC2 instances in the user's account.
+    in_zone     whether the nodes are in the stack's availability zone.
+    by_ssh      whether SSH reaches the nodes or their head; if so, nodes mount the stack's FSx.
+    image       key of the nodes' machine image in docker/platforms.lock.yaml.
+    services    AWS services that require a service-linked role in the account.
     """
 
     in_account: bool = True

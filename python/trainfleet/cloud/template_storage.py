@@ -239,7 +239,7 @@ def describe(config: Config, tokens_per_second: float | None) -> Iterator[str]:
             yield f"  not {way.name}: first batch after {_soon(way.seconds)}; it needs {way.needs}"
     if tokens_per_second:
         wanted = tokens_per_second * _width(config)
-        line = f"  read rate: {wanted / 1e6:,.1f} MB/s by all nodes"
+        line = f"  read rate: {wanted / 1e6:,.1f} MB/s across all nodes"
         yield line + (f" of {chosen.rate / 1e6:,.0f} MB/s available" if chosen.rate else "")
         if chosen.name != "FSx" and config.data.tokenized_path:
             gets = f"{wanted / PIECE:,.1f} GET requests per second"

@@ -33,7 +33,7 @@ GATHERED_BLOCKS = 2
 # fp32 logits per chunk of a chunked loss: 8,192 tokens with a vocabulary of 32,000.
 LOGITS_BYTES = 1 << 30
 ROUNDING = 10  # fp32 copies of a matrix in an uncompiled bf16 update
-# Matrix elements that are rounded, or orthogonalized, at once.
+# Maximum matrix elements to round, or to orthogonalize, in one batch.
 ROUNDED, STRAIGHTENED = (1 << 26, 1 << 24)
 # fp32 copies of the logits at the peak: log-softmax, its gradient and the logits' gradient
 # (models/loss.py). Tensor parallelism needs one more.

@@ -50,7 +50,7 @@ class Constants:
     hidden_tensor: float = 0.23
     # fraction of the exchange of sharded weights that overlaps with compute
     hidden_shard: float = 0.78
-    bubble: float = 0.84  # fraction of the pipeline's theoretical bubble
+    bubble: float = 0.84  # actual pipeline bubble as a fraction of the theoretical one
     # Slowdown of stages that run as whole graphs: the median of AWS's runs with NxD (LOG.md).
     staged: float = 1.1
     update: float = 75.5  # bytes that the optimizer moves per fp32 parameter
@@ -70,7 +70,7 @@ class Constants:
 
 FITTED = Constants()
 # On CPUs, ranks communicate over gloo, with little overlap. These constants were measured on one
-# machine, and finished runs correct them.
+# machine. Finished runs correct predictions.
 ON_CPUS = Constants(
     thin_tokens=0.1,
     thin_width=1.0,

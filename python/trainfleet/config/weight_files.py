@@ -84,7 +84,7 @@ def require(folder: Path, model: Model) -> None:
     require_tied(folder, model)
     sizes = _look(folder)
     if model.module:
-        return  # only ranks know the names in a user's module
+        return  # only ranks build a user's module and know its parameter names
     family = FAMILIES[model.family]
     left_out = family.folder.ignored + (f"|{_TIED}" if model.tie_word_embeddings else "")
     require_no_others(

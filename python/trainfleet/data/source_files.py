@@ -92,7 +92,7 @@ def _found(source: str) -> list[SourceFile | str]:
 
 
 def _sorted_out(found: list[SourceFile | str]) -> Listing:
-    """Selects the files to read. Skips empty files, and also sidecars if there are records."""
+    """Selects the files to read: skips empty files, and sidecars next to record files."""
     files = [file for file in found if isinstance(file, SourceFile)]
     records = any(is_record(file.path) for file in files)
     unread, read = Counter(why for why in found if isinstance(why, str)), list[SourceFile]()

@@ -12,7 +12,7 @@ from ..config.host_list import Host as Host
 from ..trust import untrusted_input
 from ..trust.errors import BackendError, InputError
 
-MANY = 4  # minimum number of hosts with the same message to group
+MANY = 4  # hosts with the same message are grouped from this number on
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,7 @@ def on_type(settings: Settings, name: str) -> Config:
 
 
 def config_to_examine(settings: Settings) -> Config:
-    """Returns the config for commands that examine nodes, which accept unknown hardware."""
+    """Returns the config for commands that examine nodes. They accept unknown hardware."""
     return load(settings, terms_to_examine)[0]
 
 

@@ -149,8 +149,8 @@ def launch(verb: str, plan: Plan, head: Head, place: Hosts, started: float) -> L
 
 
 def _prepare(plan: Plan, head: Head, place: Hosts) -> list[Host]:
-    """Selects the hosts that fit together, and writes the run's config to this machine and those
-    hosts. Returns the hosts.
+    """Selects mutually compatible hosts, and writes the run's config to this machine and to them.
+    Returns the hosts.
     """
     plan, sound = fit_hosts(plan, head, place.run)
     run_folder.write_atomic(place.run.config, dump_resolved(plan.config))

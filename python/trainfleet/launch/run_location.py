@@ -92,7 +92,7 @@ def require_over(run: Run) -> None:
         lock = run.folder / "lock"
         then = f"press Ctrl-C twice in its terminal, or kill it; run fuser {lock} to find it"
         raise RunError(
-            "the launcher does not end",
+            "the launcher has not exited",
             where=str(run.folder),
             why="its ranks have ended, but it still has the run's lock",
             next=then,

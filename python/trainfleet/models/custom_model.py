@@ -22,7 +22,7 @@ from .network import Network
 
 
 def load(shape: Model) -> Callable[[Model], Network]:
-    """Returns the file's class `Model`.
+    """Returns the `Model` class from the user's module.
 
     Raises:
         RunError: the file can't be loaded or does not define the class.

@@ -99,7 +99,7 @@ class Bill:
 # for devices without published results of a similar engine.
 BASE, UNFITTED = (0.15, 0.10)
 WIDER = {"update": 1.37, "launches": 1.37, "other": 1.37, "attention": 0.15, "idle": 0.54}
-PROFILED = 0.10  # the same for a model that has run here (LOG.md: six layouts after one profile)
+PROFILED = 0.10  # BASE for a model that has run on this hardware (LOG.md)
 # The same for the memory of 167 runs, each measured by its trainer's own method. Our method is
 # closer to torch's count.
 LIKELY_MEMORY = 0.16
@@ -116,9 +116,10 @@ class Experience:
     """The number and kind of runs that ended on this hardware, and the median ratio of their speed
     to the predicted speed.
 
-    `parts` is the ratio of measured to predicted seconds for each group of a step's parts, if the
-    runs had another layout. `share` is the part of the logarithm of each ratio that corrects a
-    prediction. It grows with the number of runs, because one run may have been disturbed.
+    `parts` maps each phase of a step to its ratio of measured to predicted time. It is empty if the
+    runs used the same layout, so that `ratio` corrects the whole step. Each ratio is raised to the
+    power `share`, which approaches 1 as runs accumulate, so that a single run with interference has
+    limited influence.
     """
 
     runs: int

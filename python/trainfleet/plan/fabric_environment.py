@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from ..hardware.node_types import NodeType
 from ..node.placement import LOOPBACK_CARD
 
-# Variables that make NCCL log its network (watch/monitor.py)
+# Variables that make NCCL log which network it uses (parsed by watch/monitor.py)
 NCCL_LOGS = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV"}
 # Share of the line rate that healthy links reach with any number of nodes. It comes from reports,
 # not from our measurements.

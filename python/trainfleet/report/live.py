@@ -146,8 +146,8 @@ class Shown(ABC):
 
     @abstractmethod
     def update(self, waits_for: str = "") -> None:
-        """Reads new progress and draws it. If the job is waiting, draws the event that it is
-        waiting for.
+        """Reads new progress and redraws the display. Shows `waits_for`, the reason why the job is
+        waiting, if it is not "".
         """
 
     def __enter__(self) -> Self:

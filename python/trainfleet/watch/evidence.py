@@ -305,7 +305,7 @@ class Record:
 
     @property
     def homes(self) -> dict[int, int | None]:
-        """Maps each rank that wrote a line to its node."""
+        """Maps each rank with log lines to the node it ran on."""
         return {rank: node for node, rank, _ in self.streams if rank is not None}
 
 

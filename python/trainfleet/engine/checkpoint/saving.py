@@ -204,6 +204,6 @@ def part_of(item: WriteItem, file: str) -> IndexedTensor:
     """
     data = item.tensor_data
     if data is None or data.properties.dtype not in files.NAMES:
-        raise TypeError(f"{item.index.fqn} is not a tensor in a supported number format")
+        raise TypeError(f"{item.index.fqn} is not a tensor with a supported dtype")
     piece = TensorPiece(file, 0, tuple(data.chunk.offsets), tuple(data.chunk.sizes))
     return IndexedTensor(files.NAMES[data.properties.dtype], tuple(data.size), (piece,))
