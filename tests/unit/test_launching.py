@@ -317,7 +317,7 @@ def test_a_launcher_that_sees_late_that_its_job_has_ended_is_waited_for(
     monkeypatch.setattr(run_location, "LAUNCHER_ENDS", 0.2)
     held = take_lock(here.run.folder)
     assert held
-    with held, pytest.raises(RunError, match="does not end"):
+    with held, pytest.raises(RunError, match="has not exited"):
         run_location.require_over(here.run)
 
 
