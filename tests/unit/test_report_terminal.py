@@ -266,6 +266,8 @@ def test_status_page_and_summary_say_how_often_the_data_was_seen(tmp_path: Path)
     )
     assert "data        2 epochs: 2.05M of 1.02M tokens\n" in status(run)
     assert "note        2 files of x are not read\n" in status(run)
+    run.update_results(dataset_notes=[f"unit {n}: 1 file skipped" for n in range(6)])
+    assert "skipped\nnote        4 more in " in status(run) and "unit 2" not in status(run)
     assert "epochs" not in status(make_run(tmp_path, name="older"))
 
 

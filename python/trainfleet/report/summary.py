@@ -30,6 +30,7 @@ from .history import (
 )
 
 Row = tuple[str, str]
+NOTES = 2  # maximum notes about sources to show
 SKIPPED = (
     "loss or gradient norm was far too high (train.spike_sigmas) or not finite; a few are normal"
 )
@@ -100,7 +101,9 @@ def _data(history: History) -> list[Row]:
     ]
     if count := history.results.get("dataset_skipped"):
         told.append(f"{count:,} bad record{'s' * (count > 1)} skipped")
-    notes = [("note", note) for note in history.results.get("dataset_notes", ())]
+    every = list(history.results.get("dataset_notes", ()))
+    more = [f"{len(every) - NOTES} more in {history.run.results}"] if every[NOTES:] else []
+    notes = [("note", note) for note in every[:NOTES] + more]
     return [("data", "; ".join(told)), *notes] if told else notes
 
 
