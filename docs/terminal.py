@@ -2,7 +2,7 @@
 
 In a new checkout:
 
-    python docs/terminal.py docs/first-run.svg 'make train' "make sample PROMPT='def '"
+    python docs/terminal.py docs/first-run.svg 'make train' "make sample PROMPT='class '"
 
 Beside the config of the README:
 
