@@ -8,7 +8,10 @@ import pytest
 
 import verbs
 from trainfleet.cli import main as command
+from trainfleet.launch import sweep
+from trainfleet.launch.execution import STOPPED
 from trainfleet.launch.sweep import axes_of, combinations, rungs
+from trainfleet.plan.plan import Plan
 
 TEN = ",".join(map(str, range(1, 11)))
 
@@ -27,12 +30,11 @@ def test_every_combination_or_the_same_sample_of_them() -> None:
 
 
 @pytest.mark.parametrize(("points", "stages"), [
-    (1, [(64, 1)]), (2, [(32, 1), (64, 2)]), (6, [(8, 3), (16, 2), (32, 1), (64, 6)]), (8, [(8, 4), (16, 2), (32, 1), (64, 8)]),
+    (1, [(1, 1)]), (2, [(2, 1), (1, 2)]), (6, [(8, 3), (4, 2), (2, 1), (1, 6)]), (8, [(8, 4), (4, 2), (2, 1), (1, 8)]),
 ])  # fmt: skip
 def test_halves_end_with_one_point_at_all_steps(points: int, stages: list[tuple[int, int]]) -> None:
-    assert rungs(64, points, halving=True) == stages
-    assert rungs(64, points, halving=False) == [(64, points)]
-    assert rungs(3, 100, halving=True)[0][0] == 1
+    assert rungs(points, halving=True) == stages
+    assert rungs(points, halving=False) == [(1, points)]
 
 
 @pytest.mark.parametrize(("words", "told"), [
@@ -55,3 +57,18 @@ def test_one_message_and_nothing_runs(
     verbs.write_text(Path("text"))
     assert command(["sweep", *words]) == 2
     assert told in capsys.readouterr().err and not Path("runs").exists()
+
+
+def test_each_point_trains_for_its_own_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("config.yaml").write_text("name: x\ndata: {sources: [text], vocab_size: 300}\n")
+    verbs.write_text(Path("text"))
+    trained = list[int]()
+
+    def train(plan: Plan, *_: object, **__: object) -> int:
+        return trained.append(plan.config.train.steps) or STOPPED * (len(trained) > 1)
+
+    monkeypatch.setattr(sweep, "train", train)
+    assert command(["sweep", "GRID=train.steps=20,10"]) == STOPPED and trained == [20, 10]

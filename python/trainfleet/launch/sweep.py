@@ -19,13 +19,13 @@ from ..trust.errors import ConfigError, Problem, TrainfleetError, tell
 from ..trust.untrusted_input import show
 from .calibration import experience_of
 from .command import config_of, plan_of
+from .execution import STOPPED
 from .training import train
 
 MOST = 100  # maximum number of points in a sweep
 SWEPT = ("train", "model")
 AXIS = re.compile(r"([a-z0-9_.]+)=([^,\s]+(?:,[^,\s]+)*)")
 HOW = "make sweep GRID='train.learning_rate=1e-4,3e-4 model.layers=4,8'"
-STOPPED = 130  # exit code of a run that was asked to stop
 
 
 @dataclass(frozen=True)
@@ -135,23 +135,18 @@ def require_affordable(points: Sequence[Point]) -> str:
         message = (
             f"{len(needs)} points are estimated at ${usd:,.2f}, over the limit of ${limit:,.2f}"
         )
-        raise ConfigError.of(
-            "budget.max_usd", message, next="raise it, or add SAMPLES=5 or STOP=half"
-        )
+        raise ConfigError.of("budget.max_usd", message, next="raise it, or add SAMPLES=5")
     cost = f", ${usd:,.2f}" if usd else ""
     return f"about {history.duration(sum(need.seconds or 0 for need in needs))}{cost} in total"
 
 
-def rungs(steps: int, points: int, halving: bool) -> list[tuple[int, int]]:
-    """Returns the stages of a sweep: the step to train to, and how many points continue from there.
-    With `halving`, the better half continues for twice the steps.
+def rungs(points: int, halving: bool) -> list[tuple[int, int]]:
+    """Returns the stages of a sweep: the divisor of each point's steps, and how many points
+    continue from there. With `halving`, the better half continues for twice the steps.
     """
-    count = math.ceil(math.log2(points)) if halving and points > 1 else 0
-    stages = [
-        (max(1, steps >> (count - rung)), math.ceil(points / 2 ** (rung + 1)))
-        for rung in range(count)
-    ]
-    return [*stages, (steps, points)]
+    count = math.ceil(math.log2(points)) if halving else 0
+    stages = [(2 ** (count - rung), math.ceil(points / 2 ** (rung + 1))) for rung in range(count)]
+    return [*stages, (1, points)]
 
 
 def run(points: list[Point], started: float, halving: bool) -> int:
@@ -159,8 +154,9 @@ def run(points: list[Point], started: float, halving: bool) -> int:
     code, which is 1 if a point failed.
     """
     alive, failed = list(points), 0
-    for steps, kept in rungs(points[0].config.train.steps, len(points), halving):
+    for divisor, kept in rungs(len(points), halving):
         for number, point in enumerate(alive, 1):
+            steps = max(1, point.config.train.steps // divisor)
             print(f"\npoint {number} of {len(alive)}, to step {steps:,}: {point.words}", flush=True)
             code = _trained(point, steps, started)
             if code == STOPPED:
