@@ -20,14 +20,7 @@ DUMMIES = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent / "dummies")
 CONFIG: dict[str, Any] = {
     "name": "dummy",
     "data": {"name": "turned", "sources": ["text"], "vocab_size": 300},
-    "model": {
-        "family": "giraffe",
-        "layers": 2,
-        "hidden_size": 32,
-        "heads": 2,
-        "kv_heads": 1,
-        "intermediate_size": 64,
-    },
+    "model": {"preset": "calf"},
     "train": {
         "steps": 4,
         "global_batch_size": 4,

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from trainfleet.config.families import FAMILIES
+from trainfleet.config.families import FAMILIES, PRESETS, Preset
 from trainfleet.config.optimizers import OPTIMIZERS, Optimizer
 from trainfleet.data.format_table import FORMATS, Format
 from trainfleet.hardware import node_types
@@ -18,6 +18,9 @@ node_types.INSTANCE_TYPES["x9.48xlarge"] = replace(
 )
 OPTIMIZERS["lion"] = Optimizer("lion", "dummy_parts:lion", moments=5, others=5)
 FAMILIES["giraffe"] = replace(FAMILIES["llama"], name="giraffe", module="dummy_parts:Giraffe")
+PRESETS["calf"] = Preset(
+    "giraffe", 2, 32, heads=2, kv_heads=1, intermediate_size=64, max_position_embeddings=64
+)
 FORMATS["rot13"] = Format("rot13", (".rot",), "dummy_reader:read_rot13")
 CAUSES["moths"] = Cause("moths", "moths have been here", "make camphor")
 causes.FOLDERS.append(Path(__file__).parent)
