@@ -16,11 +16,10 @@ import pytest
 
 from trainfleet.config.host_list import Host
 from trainfleet.hosts import mirror as mirroring
-from trainfleet.hosts.changed_files import MOST
 from trainfleet.hosts.host_results import HostFailure, Result
 from trainfleet.hosts.mirror import Mirror
 from trainfleet.hosts.transport import Transport
-from trainfleet.storage.sync_rules import FILES, limit
+from trainfleet.storage.sync_rules import FILES, MOST, limit
 from trainfleet.trust.errors import RunError
 
 HOST = Host("liar", "192.0.2.1")

@@ -29,10 +29,9 @@ from typing import Any, BinaryIO
 
 from ..run.run_folder import unwritable
 from ..storage import sync_rules
-from ..storage.sync_rules import FILES, NAME, limit
+from ..storage.sync_rules import FILES, MOST, NAME, Known, limit
 from ..trust.errors import BackendError
 from ..trust.safe_output import unguarded
-from .changed_files import MOST, Known
 from .host_results import (
     Host,
     HostFailure,
@@ -106,7 +105,7 @@ class Mirror:
                 self.python,
                 "-S",
                 "-m",
-                "trainfleet.hosts.changed_files",
+                "trainfleet.storage.sync_rules",
                 str(self.here),
             ]
         )
