@@ -1,6 +1,6 @@
 """Package indexes on the loopback: what recorded_indexes.yaml has of them, served in the forms that they answer in.
 
-with served() as indexes:      hosts/pins.py then asks here, whatever address it has
+with served() as indexes:      hosts/platform.py then asks here, whatever address it has
     indexes.rows.remove(row)   one file or version is gone
     indexes.instead["pip.repos.neuron.amazonaws.com"] = page      what all its pages are: a proxy's
     indexes.asked              the pages that were asked for

@@ -16,7 +16,7 @@ import yaml
 
 from trainfleet import cli
 from trainfleet.backends import backend_of, ec2
-from trainfleet.backends.s3_run import BucketPlace
+from trainfleet.backends.run_storage import BucketPlace
 from trainfleet.cloud import cloudformation, inventory, sweep
 from trainfleet.cloud.template_inputs import own_tags
 from trainfleet.hosts import host_setup

@@ -12,7 +12,7 @@ from indexes import Indexes
 from trainfleet.backends import backend_of
 from trainfleet.cli import plan as verb
 from trainfleet.config import Config, Settings, load
-from trainfleet.hosts import pins
+from trainfleet.hosts import platform as pins
 from trainfleet.launch import job_image, provisioning
 from trainfleet.recipes import FOLDER
 from trainfleet.trust.errors import BackendError

@@ -14,7 +14,7 @@ from aws.account import Account, Killed, Thing
 from aws.test_fleet import untouched
 from aws.world import aws, strangers
 from trainfleet.backends import BACKENDS, is_guest, shared, terms_of
-from trainfleet.backends.managed_machines import ManagedMachines
+from trainfleet.backends.aws_managed import ManagedMachines
 from trainfleet.cloud import prices
 from trainfleet.cloud.template_inputs import own_tags
 from trainfleet.config import Config, Settings, load

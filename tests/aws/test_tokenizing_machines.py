@@ -16,7 +16,7 @@ from aws.test_fleet import untouched
 from aws.test_scheduler_machines import mine, scheduler_config, told
 from trainfleet.backends import BACKENDS, queue_reasons
 from trainfleet.backends.batch import Batch
-from trainfleet.backends.request_json import bodies
+from trainfleet.backends.node_script import bodies
 from trainfleet.cloud import discovery, scheduler_template
 from trainfleet.config import Config
 from trainfleet.config.cross_checks import check

@@ -12,7 +12,7 @@ from botocore.session import get_session
 from aws.account import Account
 from aws.validation import problems_of
 from trainfleet.backends import backend_of, terms_of
-from trainfleet.backends.request_json import bodies
+from trainfleet.backends.node_script import bodies
 from trainfleet.backends.sagemaker import SageMaker
 from trainfleet.cli.fleet import setup
 from trainfleet.cloud.capacity import PLAN_TYPES

@@ -32,7 +32,7 @@ from trainfleet.backends.ec2 import Ec2
 from trainfleet.config import Config, Settings, dump_resolved, load
 from trainfleet.node.entrypoint import AGAIN
 from trainfleet.plan.job import Job, Request
-from trainfleet.process import plugins
+from trainfleet.process import install_paths
 from trainfleet.run.run_folder import Run
 from trainfleet.storage import s3
 from trainfleet.trust.errors import BackendError
@@ -494,7 +494,7 @@ def bench(
                 yield from on_slurm(nodes, patch)
             return
         if request.param not in OURS:  # of another package, which has brought a bench
-            yield from plugins.offered(plugins.OF_BENCHES, request.param)(
+            yield from install_paths.offered(install_paths.OF_BENCHES, request.param)(
                 folder, sys.modules[__name__]
             )  # type: ignore[operator]
             return

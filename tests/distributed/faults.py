@@ -28,7 +28,6 @@ from torch import nn
 from torch._C._distributed_c10d import HashStore
 
 from trainfleet import devices
-from trainfleet.checkpoints import listing
 from trainfleet.checkpoints.marker import MARKER
 from trainfleet.checkpoints.store import CheckpointStore
 from trainfleet.config import Config, Settings, load
@@ -199,7 +198,7 @@ def strike(run: Run, config: Config, kind: str, at: int) -> None:
 def judge(run: Run, config: Config) -> None:
     """Resumes; what it found goes to `found.json`."""
     checkpoints, (model, optimizer) = Checkpoints(run, config, "tokens", join()), build()
-    seen = {entry.step: entry.fault for entry in listing.look(checkpoints.store)}
+    seen = {entry.step: entry.fault for entry in checkpoints.store.look()}
     progress = checkpoints.resume(TorchParts(model, optimizer))
     left = [path.name for path in run.checkpoints.iterdir() if path.name.startswith(".")]
     found = {

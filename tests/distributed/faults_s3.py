@@ -21,7 +21,6 @@ from typing import Any
 import torch
 from faults import build, forked, join, save, values
 
-from trainfleet.checkpoints import listing
 from trainfleet.checkpoints.store import NAME
 from trainfleet.config import Config, Settings, load
 from trainfleet.engine.checkpoint import Checkpoints
@@ -129,12 +128,12 @@ def judge(run: Run, config: Config) -> None:
     checkpoints, (model, optimizer) = Checkpoints(run, config, "tokens", join()), build()
     store = checkpoints.store
     assert store.files.remote
-    seen = {step: listing.read(store, step).files for step in store.steps()}
+    seen = {step: store.read(step).files for step in store.steps()}
     faults = [
         text
         for step, files in seen.items()
         for name, file in files.items()
-        if (text := listing.damage(store, step, name, file))
+        if (text := store.damage(step, name, file))
     ]
     progress = checkpoints.resume(TorchParts(model, optimizer))
     kept = {

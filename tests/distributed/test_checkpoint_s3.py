@@ -16,7 +16,6 @@ import pytest
 import ranks
 
 from s3server import Application, busy, serve
-from trainfleet.checkpoints import listing
 from trainfleet.checkpoints.store import CheckpointStore
 from trainfleet.storage import s3
 from trainfleet.storage.s3 import PART
@@ -149,7 +148,4 @@ def test_killed_between_saves_to_a_busy_server_it_goes_on_bit_for_bit(
     assert ranks.events(run, "resumed")[0]["step"] >= 4 and ranks.metrics(run) == ranks.metrics(
         unbroken
     )
-    assert all(
-        not listing.damage(store, 20, name, file)
-        for name, file in listing.read(store, 20).files.items()
-    )
+    assert all(not store.damage(20, name, file) for name, file in store.read(20).files.items())

@@ -19,7 +19,7 @@ from aws.batch import Job as BatchJob
 from aws.sagemaker import SageMaker
 from aws.schedulers import Site as Account
 from aws.schedulers import site as account_and_bucket
-from trainfleet.backends.s3_run import VACANT
+from trainfleet.backends.run_storage import VACANT
 from trainfleet.run.run_folder import Run
 from trainfleet.storage import s3
 

@@ -26,8 +26,8 @@ from aws.world import strangers
 from fleet.lab import Lab, address_of, lab
 from trainfleet.backends import backend_of, terms_of
 from trainfleet.config import Settings, load
+from trainfleet.hosts.fleet import Quarantine
 from trainfleet.hosts.host_results import Host
-from trainfleet.hosts.quarantine import Quarantine
 from trainfleet.run.run_folder import Run
 from trainfleet.watch.budget import Budget
 from verbs import PACKAGES, ROOT, finish, losses, write_text

@@ -15,8 +15,8 @@ from fleet.test_transport import transport
 from trainfleet.hosts import facts as reading
 from trainfleet.hosts import host_setup
 from trainfleet.hosts.facts import Facts
+from trainfleet.hosts.host_results import Board
 from trainfleet.hosts.host_setup import boot
-from trainfleet.hosts.host_table import Board
 from trainfleet.hosts.install_steps import InstallStep, Wanted
 from trainfleet.hosts.platform import load_platform
 

@@ -21,7 +21,7 @@ from unittest import mock
 import torch
 
 from trainfleet import cli, models
-from trainfleet.checkpoints import changes
+from trainfleet.checkpoints import marker
 from trainfleet.checkpoints.marker import MARKER, Commit, render
 from trainfleet.checkpoints.store import CheckpointStore
 from trainfleet.config import load_resolved
@@ -100,7 +100,7 @@ def write_checkpoint(change: Callable[[torch.Tensor], torch.Tensor]) -> None:
         1,
         {"dp": 1},
         "0" * 64,
-        changes.flatten(config),
+        marker.flatten(config),
         {"trainfleet": "0"},
         {},
     )

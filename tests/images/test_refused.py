@@ -22,8 +22,7 @@ from trainfleet.cloud.calls import Calls
 from trainfleet.hosts.platform import load_platform
 from trainfleet.hosts.tar import code_files
 from trainfleet.images import ecr
-from trainfleet.images.builders import Builder
-from trainfleet.images.image_recipe import ImageRecipe, recipe_of
+from trainfleet.images.builders import Builder, ImageRecipe, recipe_of
 from trainfleet.trust.errors import ImageError
 
 BASE = "localhost/small:1"

@@ -40,7 +40,7 @@ DENSE = {  # more than 250 tokens
     "node/entrypoint.py:run_node",
     "health/neuron_telemetry.py:read_monitor",
     "images/building.py:build",
-    "hosts/changed_files.py:changes",
+    "storage/sync_rules.py:changes",
     "hosts/collectives.py:try_collectives",
     "hosts/facts.py:_build",
     "hosts/gpus.py:read_topology",

@@ -16,10 +16,9 @@ from test_pins import HOSTS, ROOT
 
 from indexes import Indexes
 from trainfleet.config import Config, Settings, load
-from trainfleet.hosts import pins
+from trainfleet.hosts import platform as pins
 from trainfleet.hosts.install_steps import environment_words
-from trainfleet.hosts.pins import Pin
-from trainfleet.hosts.platform import load_platform
+from trainfleet.hosts.platform import Pin, load_platform
 from trainfleet.recipes import FOLDER
 from trainfleet.trust.errors import BackendError
 
@@ -34,7 +33,7 @@ def config() -> Config:
 def of(config: Config, platform: str, system: str) -> tuple[Pin, ...]:
     """What nodes of a system, and an image, take from indexes."""
     fleet = replace(config.fleet, platform=platform, python=None, container="none")
-    return pins.of(replace(config, fleet=fleet), system, builds=True)
+    return pins.pins_of(replace(config, fleet=fleet), system, builds=True)
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +108,7 @@ def test_what_can_t_be_reached_is_said_and_refuses_nothing(
 ) -> None:
     monkeypatch.setattr(pins, "SECONDS", 0.2)
     indexes.silent, begun = True, time.monotonic()
-    pins.require(of(config, "cuda-volta", "ubuntu2404"))
+    pins.require_pins(of(config, "cuda-volta", "ubuntu2404"))
     assert time.monotonic() - begun < 20, "a silent index is not waited for"
     (said,) = capsys.readouterr().out.splitlines()
     hosts = ("download.pytorch.org: ", "efa-installer.amazonaws.com: ", "registry-1.docker.io: ")
@@ -163,7 +162,7 @@ def test_a_pin_that_is_gone_ends_a_set_up(config: Config, indexes: Indexes) -> N
         if row[1] != "nki-0.5.0+28631259367.ga768afa6-cp312-cp312-linux_x86_64.whl"
     ]
     with pytest.raises(BackendError) as caught:
-        pins.require(of(config, "neuron-xla", "ubuntu2404"))
+        pins.require_pins(of(config, "neuron-xla", "ubuntu2404"))
     assert (
         "nki 0.5.0 for Python 3.12 at https://pip.repos.neuron.amazonaws.com/nki/ is missing"
         in str(caught.value)

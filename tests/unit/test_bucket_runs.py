@@ -18,7 +18,7 @@ import pytest
 
 import trainfleet
 from s3server import Application, busy, serve
-from trainfleet.backends.s3_run import BucketPlace
+from trainfleet.backends.run_storage import BucketPlace
 from trainfleet.run import run_folder
 from trainfleet.storage import folder_sync, s3, s3_sync_agent
 from trainfleet.storage.folder_sync import PART, STATE, FolderSync, travels

@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
 from requirement import need
-from trainfleet.checkpoints import changes, listing
+from trainfleet.checkpoints import marker
 from trainfleet.checkpoints.marker import MARKER, Broken, Commit, FileSum, parse, render
-from trainfleet.checkpoints.store import CheckpointStore, store_of
+from trainfleet.checkpoints.store import CheckpointStore, stays, store_of
 from trainfleet.config import Config, Settings, dump_resolved, load
 from trainfleet.run import run_folder
 from trainfleet.run.run_folder import Run
@@ -35,7 +35,7 @@ def config_of(folder: Path, set: str = "") -> Config:
 def commit_of(config: Config, step: int, **files: bytes) -> Commit:
     return Commit(
         step=step, samples=16 * step, tokens=4096 * step, seconds_trained=1.5, loss=2.5, time=1795205086.0, world_size=2,
-        layout={"dp": 2, "fsdp": 1, "tp": 1, "pp": 1, "cp": 1}, dataset="0123456789abcdef", config=changes.flatten(config),
+        layout={"dp": 2, "fsdp": 1, "tp": 1, "pp": 1, "cp": 1}, dataset="0123456789abcdef", config=marker.flatten(config),
         versions={"trainfleet": "0", "torch": "2"}, files={name: FileSum(len(data), zlib.crc32(data)) for name, data in files.items()},
     )  # fmt: skip
 
@@ -89,12 +89,12 @@ def test_only_what_is_committed_is_in_sight(store: CheckpointStore, config: Conf
     store.begin(4)
     with store.create(4, "part") as stream:
         stream.write(b"x")
-    assert store.steps() == [] and list(listing.look(store)) == []
+    assert store.steps() == [] and list(store.look()) == []
     store.abandon(4)
     put(store, config, 8)
     put(store, config, 12)
     (store.files.folder / "step-00000016").mkdir()  # without a marker
-    assert [(entry.step, entry.fault) for entry in listing.look(store)] == [
+    assert [(entry.step, entry.fault) for entry in store.look()] == [
         (8, ""),
         (12, ""),
         (16, f"has no {MARKER}"),
@@ -105,12 +105,12 @@ def test_a_look_finds_what_is_missing_or_cut_and_reading_it_the_rest(
     store: CheckpointStore, config: Config
 ) -> None:
     put(store, config, 4, a=b"aaaa", b=b"bbbb", c=b"cccc")
-    commit, folder = listing.read(store, 4), store.files.folder / "step-00000004"
+    commit, folder = store.read(4), store.files.folder / "step-00000004"
     (folder / "a").unlink()
     (folder / "b").write_bytes(b"bbb")
     (folder / "c").write_bytes(b"cxcc")
-    assert [entry.fault for entry in listing.look(store)] == ["a is missing; b has 3 bytes, not 4"]
-    assert "c does not match its checksum" in listing.damage(store, 4, "c", commit.files["c"])
+    assert [entry.fault for entry in store.look()] == ["a is missing; b has 3 bytes, not 4"]
+    assert "c does not match its checksum" in store.damage(4, "c", commit.files["c"])
 
 
 def test_a_save_takes_the_place_of_a_damaged_one_of_its_step(
@@ -119,7 +119,7 @@ def test_a_save_takes_the_place_of_a_damaged_one_of_its_step(
     put(store, config, 4)
     put(store, config, 4, part=b"new")
     assert store.open(4, "part").read() == b"new" and store.broken() == [4]
-    listing.retain(store, 4, keep=1, keep_every=None)
+    store.retain(4, keep=1, keep_every=None)
     assert store.steps() == [4] and store.broken() == []
 
 
@@ -147,7 +147,7 @@ def test_a_sweep_takes_only_what_was_left_behind(store: CheckpointStore, config:
 def test_the_newest_stay_and_every_kth_for_good(
     steps: list[int], keep: int, keep_every: int | None, left: list[int]
 ) -> None:
-    assert sorted(listing.stays(steps, keep, keep_every)) == left
+    assert sorted(stays(steps, keep, keep_every)) == left
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # on a busy machine
@@ -161,7 +161,7 @@ def test_what_once_stays_for_good_always_does_and_the_newest_never_goes(
 ) -> None:
     kept: Sequence[int] = []
     for step in sorted(new):
-        stay = listing.stays([*kept, step], keep, keep_every)
+        stay = stays([*kept, step], keep, keep_every)
         assert step in stay and len(stay) >= min(keep, len(kept) + 1)
         kept = sorted(stay)
     if keep_every:
@@ -176,7 +176,7 @@ def test_retention_leaves_alone_what_is_newer_than_the_commit(
 ) -> None:
     for step in (4, 8, 12, 100):
         put(store, config, step)
-    listing.retain(store, 12, keep=1, keep_every=None)
+    store.retain(12, keep=1, keep_every=None)
     assert store.steps() == [12, 100]
 
 
@@ -191,7 +191,7 @@ def test_retention_leaves_alone_what_is_newer_than_the_commit(
 def test_a_run_goes_on_with_what_does_not_make_it_another(
     tmp_path: Path, config: Config, set: str
 ) -> None:
-    changes.check(commit_of(config, 4), config_of(tmp_path, set), "0123456789abcdef", "here")
+    marker.check(commit_of(config, 4), config_of(tmp_path, set), "0123456789abcdef", "here")
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_a_run_goes_on_with_what_does_not_make_it_another(
 def test_a_run_does_not_go_on_as_another_one(tmp_path: Path, config: Config, set: str) -> None:
     key, value = set.split("=")
     with pytest.raises(RunError) as caught:
-        changes.check(commit_of(config, 4), config_of(tmp_path, set), "0123456789abcdef", "here")
+        marker.check(commit_of(config, 4), config_of(tmp_path, set), "0123456789abcdef", "here")
     assert (
         key in caught.value.what
         and f"to {value}: " in caught.value.why
@@ -216,20 +216,20 @@ def test_more_positions_may_come_only_where_none_is_learnt(
     shape = f"model.family={family} model.layers=2 model.hidden_size=32 model.heads=2 model.kv_heads=2 model.max_position_embeddings="
     was, now = (config_of(tmp_path, shape + length) for length in ("1024", "2048"))
     if taken:
-        changes.check(commit_of(was, 4), now, "0123456789abcdef", "here")
+        marker.check(commit_of(was, 4), now, "0123456789abcdef", "here")
         return
     with pytest.raises(RunError, match=r"a different model\.max_position_embeddings"):
-        changes.check(commit_of(was, 4), now, "0123456789abcdef", "here")
+        marker.check(commit_of(was, 4), now, "0123456789abcdef", "here")
 
 
 def test_other_data_is_refused(config: Config) -> None:
     with pytest.raises(RunError, match="the dataset's tokens"):
-        changes.check(commit_of(config, 4), config, "other", "here")
+        marker.check(commit_of(config, 4), config, "other", "here")
 
 
 def test_what_changed_is_told(tmp_path: Path, config: Config) -> None:
     now = config_of(tmp_path, "train.learning_rate=1e-4 fleet.nodes=4")
-    told = changes.check(commit_of(config, 4), now, "0123456789abcdef", "here")
+    told = marker.check(commit_of(config, 4), now, "0123456789abcdef", "here")
     assert (
         told["train.learning_rate"] == (config.train.learning_rate, 1e-4)
         and "fleet.nodes" not in told
@@ -242,7 +242,7 @@ def test_another_optimizer_is_refused_with_what_works(
 ) -> None:
     now = config_of(tmp_path, f"train.optimizer={optimizer}")
     with pytest.raises(RunError, match=r"a different train\.optimizer") as caught:
-        changes.check(
+        marker.check(
             commit_of(config, 4), now, "0123456789abcdef", "runs/a/checkpoints/step-00000004"
         )
     assert "SET='name=again train.init_from=runs/a/checkpoints/step-00000004'" in caught.value.next
@@ -250,7 +250,7 @@ def test_another_optimizer_is_refused_with_what_works(
 
 def test_what_takes_no_weights_along_is_not_proposed(tmp_path: Path, config: Config) -> None:
     with pytest.raises(RunError) as caught:
-        changes.check(
+        marker.check(
             commit_of(config, 4), config_of(tmp_path, "model.layers=3"), "0123456789abcdef", "here"
         )
     assert "SET='name=again'" in caught.value.next and "init_from" not in caught.value.next
@@ -268,7 +268,7 @@ def test_a_rate_that_jumps_is_told_with_what_avoids_it(
 ) -> None:
     was = config_of(tmp_path, f"train.steps=100 train.schedule={schedule}")
     step = 100 if "9" in more or "200" in more else 50
-    told = changes.jump(
+    told = marker.jump(
         commit_of(was, step), config_of(tmp_path, f"train.schedule={schedule} {more}"), "here"
     )
     assert (
@@ -277,8 +277,8 @@ def test_a_rate_that_jumps_is_told_with_what_avoids_it(
     held = told.partition("SET='")[2].partition("'")[0]
     keys = dict(pair.split("=") for pair in f"train.schedule={schedule} {more} {held}".split())
     holding = config_of(tmp_path, " ".join(f"{key}={value}" for key, value in keys.items()))
-    assert not changes.jump(commit_of(was, step), holding, "here")
-    assert not changes.jump(
+    assert not marker.jump(commit_of(was, step), holding, "here")
+    assert not marker.jump(
         commit_of(was, 40),
         config_of(tmp_path, f"train.steps=100 train.schedule={schedule}"),
         "here",
@@ -287,7 +287,7 @@ def test_a_rate_that_jumps_is_told_with_what_avoids_it(
 
 def test_a_rate_that_has_fallen_to_zero_can_only_begin_anew(tmp_path: Path) -> None:
     was = config_of(tmp_path, "train.steps=100 train.min_lr_ratio=0")
-    told = changes.jump(
+    told = marker.jump(
         commit_of(was, 100),
         config_of(tmp_path, "train.steps=200 train.min_lr_ratio=0"),
         "here",
@@ -305,7 +305,7 @@ def test_a_marker_whose_values_are_no_schedule_has_no_rate(
     config = config_of(tmp_path, "train.steps=200")
     commit = commit_of(config, 100)
     assert isinstance(
-        changes.jump(
+        marker.jump(
             dataclasses.replace(commit, config={**commit.config, key: value}), config, "here"
         ),
         str,

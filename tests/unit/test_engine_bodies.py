@@ -13,7 +13,7 @@ import yaml
 
 from aws.validation import problems_of
 from trainfleet.backends import BACKENDS, terms_of
-from trainfleet.backends.request_json import bodies
+from trainfleet.backends.node_script import bodies
 from trainfleet.backends.sagemaker_request import METRICS, input_of
 from trainfleet.config import Config, Settings, load
 from trainfleet.hardware import node_types

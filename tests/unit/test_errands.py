@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from trainfleet.config import Settings, load
-from trainfleet.hosts import remote_verb
+from trainfleet.hosts import head
 from trainfleet.hosts.host_results import Implausible
 from trainfleet.hosts.mirror import read_listing
-from trainfleet.hosts.stream import OUTPUT_BEGINS, _after_mark, said
+from trainfleet.hosts.tar import OUTPUT_BEGINS, _after_mark, said
 from trainfleet.trust.errors import InputError
 
 CONFIG = Path(__file__).parents[2] / "config.yaml"
@@ -21,19 +21,19 @@ CONFIG = Path(__file__).parents[2] / "config.yaml"
 def sent(data: bytes) -> list[str]:
     read, write = os.pipe()
     os.write(write, data)
-    return remote_verb.received(read)
+    return head.received_verb(read)
 
 
 def test_an_order_is_the_words_of_a_verb_and_shows_nothing_in_a_process_list() -> None:
     config = load(Settings(CONFIG))[0]
-    line = remote_verb.encode(
+    line = head.encode_verb(
         "sample", config, {"PROMPT": "a 'b'\n$(c)", "SET": "train.steps=5", "CONFIG": "mine.yaml"}
     )
     assert line.count(b"\n") == 1
     verb, config_word, prompt = sent(line)
     assert (verb, prompt) == ("sample", "PROMPT=a 'b'\n$(c)")
     assert f"name: {config.name}" in Path(config_word.removeprefix("CONFIG=")).read_text()
-    assert "sample" not in remote_verb.command("/usr/bin/python3", "/fsx/code", "/fsx")
+    assert "sample" not in head.verb_command("/usr/bin/python3", "/fsx/code", "/fsx")
 
 
 @pytest.mark.parametrize("line", [b"\n", b"[]\n", b'{"verb": 1, "config": "", "variables": {}}\n',

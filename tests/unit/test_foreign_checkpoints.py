@@ -29,7 +29,7 @@ from torch.distributed.checkpoint import HuggingFaceStorageReader, load
 import verbs
 from s3server import serve
 from trainfleet import models
-from trainfleet.checkpoints import index, init_from, listing
+from trainfleet.checkpoints import index, init_from
 from trainfleet.checkpoints.marker import MARKER, Broken, FileSum, parse, render
 from trainfleet.checkpoints.store import CheckpointStore
 from trainfleet.config import load_resolved
@@ -94,8 +94,8 @@ def harm(folder: Path, file: str) -> None:
 
 def verify_all(folder: Path) -> dict[str, torch.Tensor]:
     store = CheckpointStore(folder / "checkpoints")
-    commit = listing.read(store, STEP)
-    assert not any(listing.damage(store, STEP, name, file) for name, file in commit.files.items())
+    commit = store.read(STEP)
+    assert not any(store.damage(STEP, name, file) for name, file in commit.files.items())
     return dict(verify.tensors(Reader(store, commit)))
 
 
@@ -256,7 +256,7 @@ def test_a_run_neither_goes_on_from_nor_begins_with_a_foreign_index(
     store = CheckpointStore(folder / "checkpoints")
     for begin in (
         lambda: resuming.load_weights(peers, str(place), parts, config),
-        lambda: resuming.load(peers, store, listing.read(store, STEP), parts, Cpu()),
+        lambda: resuming.load(peers, store, store.read(STEP), parts, Cpu()),
     ):
         with pytest.raises(RunError) as caught:
             begin()
@@ -395,7 +395,7 @@ def test_pieces_of_another_step_are_refused(folder: Path) -> None:
     data[-200] ^= 1
     path.write_bytes(data)
     store = CheckpointStore(folder / "checkpoints")
-    commit = listing.read(store, STEP)
+    commit = store.read(STEP)
     with pytest.raises(Broken, match=f"{SECOND} does not match its checksum"):
         resuming.load_model(
             store, commit, models.build(load_resolved(folder / "config.yaml").model)
@@ -498,7 +498,7 @@ def test_links_and_pipes_are_no_files_of_a_checkpoint(folder: Path) -> None:
             verify_all(folder)
         path.unlink()
         os.mkfifo(path)
-        entry = next(listing.look(CheckpointStore(folder / "checkpoints")))
+        entry = next(CheckpointStore(folder / "checkpoints").look())
         assert path.name in entry.fault
         path.unlink()
         (folder / "elsewhere").rename(path)

@@ -17,7 +17,7 @@ from report_runs import make_run
 
 import verbs
 from trainfleet.config.host_list import Host
-from trainfleet.hosts.host_table import Board
+from trainfleet.hosts.host_results import Board
 from trainfleet.launch import remote_launch
 from trainfleet.report import html
 from trainfleet.report.history import History, read
@@ -79,8 +79,8 @@ def on_terminal(program: str, folder: Path) -> str:
 
 @pytest.mark.parametrize("program", [
     "from trainfleet.report.live import LiveLine; LiveLine(sys.stdout).say(EVIL)",
-    "from trainfleet.hosts.host_table import Board, Host\nwith Board([Host('a', 'a')]) as board: board.show(Host('a', 'a'), 'FAILED', EVIL)",
-    "from trainfleet.hosts.host_table import Board, Host\nwith Board([Host('a', 'a')]) as board: board.say(EVIL)",
+    "from trainfleet.hosts.host_results import Board, Host\nwith Board([Host('a', 'a')]) as board: board.show(Host('a', 'a'), 'FAILED', EVIL)",
+    "from trainfleet.hosts.host_results import Board, Host\nwith Board([Host('a', 'a')]) as board: board.say(EVIL)",
     "print(EVIL)", "raise ValueError(EVIL)", "sys.stderr.write(EVIL)",
 ])  # fmt: skip
 def test_what_draws_on_a_terminal_shows_foreign_words_too(tmp_path: Path, program: str) -> None:

@@ -19,8 +19,8 @@ from trainfleet.backends.slurm import Slurm
 from trainfleet.backends.ssh import Ssh
 from trainfleet.config import Config, Settings, load
 from trainfleet.hosts.facts import Facts
+from trainfleet.hosts.fleet import Quarantine
 from trainfleet.hosts.host_results import Host
-from trainfleet.hosts.quarantine import Quarantine
 from trainfleet.plan.job import Artifact, Job, train_job
 from trainfleet.plan.measurement import compile_only
 

@@ -26,10 +26,17 @@ from trainfleet.hosts.install_steps import lock_name
 from trainfleet.hosts.platform import load_platform
 from trainfleet.hosts.tar import code_files
 from trainfleet.images import builders, building
-from trainfleet.images.builders import Builder, choose
+from trainfleet.images.builders import (
+    DOCKERFILE,
+    PARTS,
+    TAG,
+    Builder,
+    choose,
+    recipe_of,
+    write_context,
+)
 from trainfleet.images.building import BuildSteps
 from trainfleet.images.ecr import MANIFESTS, Registry
-from trainfleet.images.image_recipe import DOCKERFILE, PARTS, TAG, recipe_of, write_context
 from trainfleet.launch import job_image
 from trainfleet.trust.errors import CloudError, ConfigError, ImageError
 

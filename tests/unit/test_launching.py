@@ -19,8 +19,7 @@ import pytest
 
 from s3server import serve
 from trainfleet.backends.head import Hosts
-from trainfleet.backends.run_storage import Here, Place
-from trainfleet.backends.s3_run import BucketPlace
+from trainfleet.backends.run_storage import BucketPlace, Here, Place
 from trainfleet.health.lease import Holder, Launching, Lease, newest_holder
 from trainfleet.hosts.host_results import Host, Result
 from trainfleet.hosts.preflight import Bandwidth, PreflightReport

@@ -17,8 +17,7 @@ from trainfleet.hosts import facts as reading
 from trainfleet.hosts import host_commands
 from trainfleet.hosts.facts import parse
 from trainfleet.hosts.head import public_key
-from trainfleet.hosts.host_results import HostFailure, Implausible, Result, by_host, grouped
-from trainfleet.hosts.host_table import Board
+from trainfleet.hosts.host_results import Board, HostFailure, Implausible, Result, by_host, grouped
 from trainfleet.hosts.node_checks import flaws
 from trainfleet.hosts.preflight import read_bandwidth
 from trainfleet.hosts.ssh_errors import is_late

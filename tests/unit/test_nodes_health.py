@@ -12,10 +12,10 @@ from trainfleet.config.host_list import Host
 from trainfleet.devices.bandwidth import tournament
 from trainfleet.hardware.node_types import instance
 from trainfleet.hosts.facts import Facts, Space
+from trainfleet.hosts.fleet import Quarantine
 from trainfleet.hosts.install_steps import Wanted
 from trainfleet.hosts.node_checks import clock, exposed, flaws, unfit
 from trainfleet.hosts.preflight import Bandwidth, judge_bandwidth, slow_nodes
-from trainfleet.hosts.quarantine import Quarantine
 from trainfleet.plan.fabric_environment import (
     fabric_environment,
     fabric_settings,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from requirement import need_program
-from trainfleet.hosts.stream import OUTPUT_BEGINS, said
+from trainfleet.hosts.tar import OUTPUT_BEGINS, said
 from trainfleet.hosts.transport import bounded
 
 COMMANDS = [

@@ -24,7 +24,7 @@ from trainfleet.hosts.tar import code_files, content_hash, pack
 from trainfleet.launch.job_image import recipe_for
 from trainfleet.node import entrypoint, placements
 from trainfleet.node.placement import Placement
-from trainfleet.process import plugins
+from trainfleet.process import install_paths
 from trainfleet.trust.errors import BackendError, ConfigError
 
 Typed = Callable[..., tuple[int, str]]
@@ -47,7 +47,7 @@ def install(package: Path) -> None:
 
 
 def forget() -> None:
-    plugins.names.cache_clear()
+    install_paths.names_offered.cache_clear()
     backend_of.cache_clear()
     for name in [name for name in sys.modules if name.startswith("trainfleet_dummy")]:
         del sys.modules[name]
@@ -188,7 +188,7 @@ def test_its_package_is_in_the_image(package: Path) -> None:
 
 
 def test_its_bench_is_found_by_the_cases_of_the_contract(package: Path, tmp_path: Path) -> None:
-    bench: Any = plugins.offered(plugins.OF_BENCHES, "dummy")
+    bench: Any = install_paths.offered(install_paths.OF_BENCHES, "dummy")
     cases = SimpleNamespace(
         PROBE="probe", Bench=lambda *given, **named: (given, named), processes_of=lambda folder: [],
         config_of=lambda name, folder, **fleet: (name, fleet),

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 import pytest
 
 from trainfleet.hosts import host_commands
-from trainfleet.process.host_marker import user
+from trainfleet.process.processes import user
 
 MINE, OTHER = "/fsx/me:lm", "/fsx/you:other"
-SCRIPT = "import sys; from trainfleet.process import host_marker as presence; presence.PATIENCE = 0.3; print(repr(presence.announce()), flush=True); sys.stdin.read()"
+SCRIPT = "import sys; from trainfleet.process import processes as presence; presence.PATIENCE = 0.3; print(repr(presence.announce()), flush=True); sys.stdin.read()"
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets are Linux's")
 

@@ -16,7 +16,7 @@ import pytest
 from report_runs import make_run
 
 from requirement import missing
-from trainfleet.backends.slurm.beside import Beside
+from trainfleet.backends.slurm.resources import Beside
 from trainfleet.cli import jobs
 from trainfleet.cli.jobs import chosen, row
 from trainfleet.config import Settings, load

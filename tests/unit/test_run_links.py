@@ -203,7 +203,7 @@ def test_what_a_crash_leaves_of_a_line_is_passed_over(torn: bytes, tmp_path: Pat
 # user has named, or new in a folder that this process has made itself.
 OPENS = {
     # the system's: /proc, /sys, /dev, a device's files
-    "process/rdma_adapters.py:ports_here", "process/host_marker.py:others", "backends/slurm/resources.py:look", "hosts/facts.py:read_here", "health/kernel_log.py:_counts", "health/kernel_log.py:_is_broken", "health/kernel_log.py:_states", "health/kernel_log.py:_without_driver", "hardware/cpu_speed.py:cpu", "devices/meeting.py:_is_visited",
+    "process/rdma_adapters.py:ports_here", "process/processes.py:others", "backends/slurm/resources.py:look", "hosts/facts.py:read_here", "health/kernel_log.py:_counts", "health/kernel_log.py:_is_broken", "health/kernel_log.py:_states", "health/kernel_log.py:_without_driver", "hardware/cpu_speed.py:cpu", "devices/meeting.py:_is_visited",
     "devices/cpu.py:_cpuinfo", "devices/cuda.py:_check_torch", "hardware/node_types.py:local_accelerator", "hardware/node_types.py:local_chip",
     "hardware/node_types.py:local_cores", "hardware/node_types.py:memory_limits", "hardware/node_types.py:spare_memory", "health/kernel_log.py:_count", "health/kernel_log.py:_kmsg",
     "health/kernel_log.py:oom_kills", "process/processes.py:_is_below", "process/processes.py:identity", "node/placement.py:card", "node/placements/sagemaker.py:read",
@@ -211,8 +211,8 @@ OPENS = {
     # the program's own
     "backends/skeleton/__init__.py:write", "backends/slurm/cluster_file.py:node_script", "cli/__init__.py:described",
     "cloud/instances.py:user_data", "config/tables.py:read_table", "hardware/accelerators.py:_rows", "launch/compiling.py:_code",
-    "hosts/facts.py:read", "hosts/install_steps.py:lock_hash", "hosts/platform.py:_read", "hosts/pins.py:ask", "hosts/tar.py:code_files",
-    "process/plugins.py:sources",
+    "hosts/facts.py:read", "hosts/install_steps.py:lock_hash", "hosts/platform.py:_read", "hosts/platform.py:ask", "hosts/tar.py:code_files",
+    "process/install_paths.py:sources_of",
     "process/install_paths.py:version", "recipes/__init__.py:_read", "report/html.py:write",
     # what a user has named: sources, keys, where a model goes
     "cloud/discovery.py:public_key", "data/documents.py:_library_text", "data/documents.py:read_plain", "data/source_files.py:open_file",
@@ -220,8 +220,8 @@ OPENS = {
     "hosts/mirror.py:bring_all", "hosts/ssh_config.py:trust", "hosts/ssh_config.py:read_lines",
     # in folders that this process has made, on this machine's own disk
     "backends/slurm/parallelcluster.py:_file", "data/shards.py:_bring", "data/local_copy.py:_bring_tokens", "data/local_copy.py:copy",
-    "health/heartbeat.py:is_due", "health/heartbeat.py:publish", "images/building.py:secrets_in", "images/image_recipe.py:write_context",
-    "launch/rehearsal.py:furnish", "hosts/remote_verb.py:received", "process/file_systems.py:hold", "process/file_systems.py:sweep", "watch/node_verdict.py:cut",
+    "health/heartbeat.py:is_due", "health/heartbeat.py:publish", "images/building.py:secrets_in", "images/builders.py:write_context",
+    "launch/rehearsal.py:furnish", "hosts/head.py:received_verb", "process/file_systems.py:hold", "process/file_systems.py:sweep", "watch/node_verdict.py:cut",
     "watch/node_verdict.py:main",
     # an open file by its number, a folder to be synced, and calls of another `touch`
     "storage/files.py:open", "data/shards.py:_map", "run/run_folder.py:sync_folder", "node/supervisor.py:detach", "storage/sync_rules.py:_fill",

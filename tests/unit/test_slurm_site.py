@@ -14,7 +14,7 @@ import yaml
 from requirement import need_program
 from trainfleet.backends import terms_of
 from trainfleet.backends.head import HEAD
-from trainfleet.backends.slurm import Slurm, options
+from trainfleet.backends.slurm import Slurm, sbatch
 from trainfleet.backends.slurm.client import Said, SlurmClient, ask_here
 from trainfleet.config import Config, Settings, load
 from trainfleet.launch import provisioning
@@ -131,7 +131,7 @@ def test_a_variable_is_an_option_as_sbatch_has_it(
 @pytest.mark.parametrize("value", ["a b", "a\nb", "a'b", 'a"', "a#b", "\x1b[0m"])
 def test_a_value_that_a_script_can_not_hold_is_told_of(tmp_path: Path, value: str) -> None:
     with pytest.raises(BackendError, match="can't be written to a batch script") as refused:
-        options.apply(config_of(tmp_path), {"SBATCH_ACCOUNT": value})
+        sbatch.with_site_options(config_of(tmp_path), {"SBATCH_ACCOUNT": value})
     assert refused.value.where == "SBATCH_ACCOUNT" and "unset SBATCH_ACCOUNT" in refused.value.next
 
 
@@ -139,13 +139,13 @@ def test_every_variable_of_the_real_sbatch_is_an_option_or_ours() -> None:
     text = Path(need_program("sbatch", "apt-get install slurm-client")).read_bytes()
     names = {
         name.decode() for name in re.findall(rb"\0(SBATCH_[A-Z0-9_]+|SLURM_HINT)(?=\0)", text)
-    } - {options.WAIT}
+    } - {sbatch.WAIT}
     assert len(names) > 50
     assert not {
         name
         for name in names
-        if options.option_of(name)
-        not in (*options.OURS, *options.KNOWN.pattern.split("|"), "array-inx", "debug")
+        if sbatch.option_of(name)
+        not in (*sbatch.OURS, *sbatch.KNOWN.pattern.split("|"), "array-inx", "debug")
     }
 
 
@@ -175,4 +175,4 @@ def test_no_command_goes_by_what_a_profile_says_to_it(
             monkeypatch.setenv(name, value)
     seen = ask_here(["squeue"]).out
     assert "SLURM_CONF=/etc/s.conf" in seen and not re.search("SBATCH_|SQUEUE_|SCANCEL_", seen)
-    assert options.read(SlurmClient()) == {"SBATCH_PARTITION": "short"}
+    assert sbatch.site_options(SlurmClient()) == {"SBATCH_PARTITION": "short"}

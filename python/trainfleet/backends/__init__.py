@@ -12,7 +12,7 @@ from importlib import import_module
 from ..config import BackendTerms, Config
 from ..config.owned_machines import untold
 from ..hardware import node_types
-from ..process import plugins
+from ..process import install_paths
 from ..trust.errors import BackendError
 from .base import Backend, Can
 
@@ -30,7 +30,7 @@ OURS = {
 
 class Backends(Mapping[str, type[Backend]]):
     """Maps backend names to classes, including backends from installed packages
-    (process/plugins.py).
+    (process/install_paths.py).
 
     Each class is imported on first access, because importing all of them takes 0.06 s.
     """
@@ -38,7 +38,7 @@ class Backends(Mapping[str, type[Backend]]):
     def __getitem__(self, name: str) -> type[Backend]:
         if name in OURS:
             found: object = getattr(import_module(f".{name}", __name__), OURS[name])
-        elif (found := plugins.offered(plugins.OF_BACKENDS, name)) is None:
+        elif (found := install_paths.offered(install_paths.OF_BACKENDS, name)) is None:
             raise KeyError(name)
         if (
             not isinstance(found, type)
@@ -56,14 +56,14 @@ class Backends(Mapping[str, type[Backend]]):
             return found
         raise BackendError(
             "is not a backend",
-            where=f"{plugins.OF_BACKENDS}: {name}",
+            where=f"{install_paths.OF_BACKENDS}: {name}",
             why=why,
             next="fix or uninstall that package",
         )
 
     def __iter__(self) -> Iterator[str]:
         yield from OURS
-        yield from plugins.names(plugins.OF_BACKENDS)
+        yield from install_paths.names_offered(install_paths.OF_BACKENDS)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)

@@ -1,5 +1,5 @@
 """Shared base of the AWS Batch and SageMaker backends, which poll and stop jobs through the
-service's API.
+service's API, and the machines that these services start.
 
 The entrypoint writes its log to S3, next to the checkpoints. This log is preferred, because it is
 complete and only seconds old. If a node fails before its entrypoint starts, or can't write to S3,
@@ -13,32 +13,35 @@ are read on the launching machine and stored in SSM as the SecureString /trainfl
 
 from __future__ import annotations
 
+import json
 import re
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ..cloud import checks, clock, log_streams
+from ..cloud import checks, clock, cloudformation, log_streams, plan_text, spending
 from ..cloud.calls import Calls, region_of
+from ..cloud.capacity import NOTHING, Paid, PrepaidCapacity
 from ..cloud.checks import Check
 from ..cloud.discovery import known
 from ..cloud.prices import Prices, by_table, in_region
+from ..cloud.scheduler_template import SchedulerStack
 from ..cloud.spending import Spending
 from ..cloud.template_inputs import own_tags, pairs
 from ..config import Config
 from ..config.goodput import saving_of
 from ..plan.estimate import Bill
-from ..plan.job import Job
+from ..plan.job import Artifact, Job
 from ..run import run_folder
 from ..run.run_folder import Run
 from ..storage import s3, sync_rules
-from ..trust.errors import BackendError
+from ..trust.errors import BackendError, CloudError
 from . import supported_keys
-from .base import Backend, Can, Handle, Status
-from .node_script import values_of
-from .run_storage import Place
-from .s3_run import bucket_of, unpacked, unshared
+from .base import Backend, Can, Handle, Prospect, Status
+from .ec2_machines import Stacked, say
+from .node_script import Body, values_of
+from .run_storage import Place, bucket_of, unpacked, unshared
 
 LONGEST = 4096  # maximum size of a standard-tier SSM parameter in bytes
 
@@ -154,7 +157,7 @@ class Hosted(Backend):
     """Base class for managed services that run jobs in container images on nodes without a shared
     disk.
 
-    The run folder is in S3 (s3_run.py).
+    The run folder is in S3 (run_storage.py).
     """
 
     name: str
@@ -299,3 +302,120 @@ class Hosted(Backend):
             consoles.bring(self.console(self.find(run)), folder, address)
 
         return bucket_of(self.config, run, lambda: self.has_job(run), bring)
+
+
+Costs = Callable[[Config, Prices], spending.Spending]
+# placeholder in a request body → stack output that replaces it
+OUTPUTS = {"${JobRole}": "JobRole", "${ExecutionRole}": "ExecutionRole", "${LogGroup}": "LogGroup"}
+JOB_ROLE, EXECUTION_ROLE, LOG_GROUP = OUTPUTS
+
+
+def filled(cloud: SchedulerStack, body: Body) -> Body:
+    """Replaces placeholders in a request body with stack outputs.
+
+    Raises CloudError if the body contains placeholders but the stack does not exist.
+    """
+    text = json.dumps(body)
+    wanted = [name for name in OUTPUTS if name in text]
+    found = cloud.outputs() if wanted else {}
+    for name in wanted:
+        text = text.replace(name, found[OUTPUTS[name]])
+    filled: Body = json.loads(text)
+    return filled
+
+
+def priced(
+    costs: spending.Spending, nodes: int, prices: Prices, hours: float | None, paid: Paid = NOTHING
+) -> Iterator[str]:
+    """Yields the two cost tables of a service: per hour, and from setup to teardown."""
+    yield from ("dollars an hour, while a job runs", *spending.describe(costs.rows, hours))
+    if prices.trouble:
+        yield f"  the Pricing API is unavailable: {prices.trouble}"
+    yield from spending.describe_whole(paid.on(costs.bill(nodes)), nodes, hours)
+
+
+class ManagedMachines(Stacked):
+    """Machines (base.py) that a managed service starts for each job.
+
+    `needed` means that a stack must provide resources that the config does not name. `costs`
+    returns a job's cost at given prices. `notes` returns extra lines for the plan. `ahead` is
+    prepaid capacity.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        engine: str,
+        needed: bool,
+        costs: Costs,
+        notes: Callable[[], list[str]] = lambda: [],
+        ahead: PrepaidCapacity | None = None,
+    ) -> None:
+        self.own = SchedulerStack(config, engine)
+        super().__init__(self.own)
+        self.config, self.needed, self.costs, self.notes, self.ahead = (
+            config,
+            needed,
+            costs,
+            notes,
+            ahead,
+        )
+
+    def changes(self) -> tuple[Artifact, ...]:
+        return super().changes() if self.needed else ()
+
+    def is_there(self) -> bool:
+        """Returns whether the stack is ready for jobs. False without credentials."""
+        try:
+            return not self.needed or bool(self.own.outputs())
+        except CloudError:
+            return False
+
+    def prospect(self, hours: float | None, speed: float | None) -> Prospect:
+        """Returns the lines for the plan.
+
+        If AWS denies a request, the account section reports only that error.
+        """
+        prices, account = (
+            in_region(self.config),
+            ["account: you provide the queue and roles, so setup creates nothing"],
+        )
+        changes: tuple[Artifact, ...] = ()
+        try:
+            if self.needed:
+                found, changes = self.foreseen, self.changes()
+                account = [
+                    f"stack {self.cloud.stack.name}",
+                    *cloudformation.describe(found.changes, not found.before),
+                    "",
+                    *plan_text.account(self.config, self.own.calls, found.inputs, found.unasked),
+                ]
+                prices = by_table() if found.unasked else prices
+        except CloudError as error:
+            prices, account = by_table(), [f"account: not checked: {error.what}"]
+        lines = (*self.notes(), "", *self._costs(prices, hours), "", *account)
+        return Prospect(lines, changes, awaited=not self.is_there(), exact=True)
+
+    def _costs(self, prices: Prices, hours: float | None) -> Iterator[str]:
+        config, paid = self.config, NOTHING
+        if self.ahead:
+            config, paid = self.ahead.paid_config(), self.ahead.paid()
+        yield from priced(self.costs(config, prices), config.fleet.nodes, prices, hours, paid)
+
+    def remove(self, purge: bool) -> None:
+        super().remove(purge)
+        if self.ahead:
+            self.ahead.say_what_stays(say)
+
+    def apply(self) -> int:
+        if self.needed:
+            self.make()
+            print("ready; each job starts and stops its machines")
+        else:
+            print("nothing to set up: you provide the queue and roles")
+        print(
+            "next: run make push, then make train"
+            if self.config.fleet.container == "build"
+            else "next: make train"
+        )
+        return 0

@@ -1,5 +1,5 @@
 """AWS Batch backend: runs each job as one multi-node parallel job, on nodes without a shared disk.
-The run folder is in S3 (s3_run.py).
+The run folder is in S3 (run_storage.py).
 
 SubmitJob is not idempotent, so a retry after a lost response could start a second job. The job name
 therefore contains the request token, and `submit` searches for that name before and after
@@ -32,11 +32,10 @@ from ..run.run_folder import Run
 from ..trust.errors import CloudError
 from ..trust.untrusted_input import show
 from . import aws_managed, batch_request, queue_reasons
-from .aws_managed import ON_REQUEST, Console, Hosted
+from .aws_managed import ON_REQUEST, Console, Hosted, ManagedMachines, filled
 from .base import Handle, Phase, Status
-from .managed_machines import ManagedMachines, filled
+from .node_script import TOKEN, artifact, bodies, pairs
 from .queue_reasons import QueueReasons
-from .request_json import TOKEN, artifact, bodies, pairs
 
 GROUP = "/aws/batch/job"  # Batch's default CloudWatch log group
 # fleet.aws keys that have no effect if the user provides the queue

@@ -19,9 +19,8 @@ from ..hardware import node_types
 from ..node.entrypoint import AGAIN, GRACE
 from ..node.placements.batch import PLACEMENT
 from ..plan.job import Job
-from .managed_machines import EXECUTION_ROLE, JOB_ROLE, LOG_GROUP
-from .node_script import entrypoint_words
-from .request_json import Body, environment, pairs
+from .aws_managed import EXECUTION_ROLE, JOB_ROLE, LOG_GROUP
+from .node_script import Body, entrypoint_words, environment, pairs
 
 ABSENT = 69  # exit code if a node never reached the barrier (node/barrier.py)
 KILLED = 137  # exit code after SIGKILL from the OOM killer or a user

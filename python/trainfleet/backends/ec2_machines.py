@@ -33,7 +33,7 @@ from ..cloud.template_inputs import Inputs
 from ..config import Config
 from ..config.host_list import Host
 from ..hosts import host_setup
-from ..hosts.host_table import Board
+from ..hosts.host_results import Board
 from ..hosts.ssh_config import STATE
 from ..plan.job import Artifact
 from ..run import run_folder
@@ -41,7 +41,7 @@ from ..trust.errors import BackendError, InputError
 from ..trust.validation import fit
 from .base import Machines, Prospect
 from .head import Head
-from .request_json import artifact
+from .node_script import artifact
 
 BLOCK = re.compile(
     r"-----BEGIN SSH HOST KEY KEYS-----(.*?)-----END SSH HOST KEY KEYS-----", re.DOTALL

@@ -34,9 +34,9 @@ from ..health.lease import (
     parse_launching,
 )
 from ..hosts import facts as reading
-from ..hosts import host_commands, remote_verb
+from ..hosts import head, host_commands
 from ..hosts.facts import Facts
-from ..hosts.fleet import open_fleet, wanted_of
+from ..hosts.fleet import Quarantine, open_fleet, wanted_of
 from ..hosts.head import FleetHead
 from ..hosts.host_results import (
     Host,
@@ -50,9 +50,7 @@ from ..hosts.host_results import (
 from ..hosts.mirror import Mirror, fetch
 from ..hosts.node_checks import others_folder
 from ..hosts.preflight import send_code
-from ..hosts.quarantine import Quarantine
-from ..hosts.stream import Sink, printer
-from ..hosts.tar import code_files, content_hash
+from ..hosts.tar import Sink, code_files, content_hash, printer
 from ..hosts.transport import Transport
 from ..plan.estimate import Bill, list_price
 from ..process.install_paths import ROOT
@@ -247,8 +245,8 @@ class Hosts:
         """Runs the verb on a host, forwards its stderr, and returns its exit code."""
         code = send_code(self.transport, self.config.fleet, [host])
         command, order = (
-            remote_verb.command(self.head.python, code, self.folder),
-            remote_verb.encode(verb, config, variables),
+            head.verb_command(self.head.python, code, self.folder),
+            head.encode_verb(verb, config, variables),
         )
         ended = self.transport.stream(host, command, stdin=order, out=out, err=printer(sys.stderr))
         if isinstance(ended, HostFailure):

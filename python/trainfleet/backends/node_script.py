@@ -1,20 +1,36 @@
-"""Builds node scripts, which never contain secrets, and reads the secrets' values."""
+"""Builds what starts the nodes of a job, without secrets: scripts for hosts, and request bodies for
+AWS Batch and SageMaker. Also reads the values of secrets.
+
+Request bodies are artifacts, so a plan shows the exact requests. Three values are added only when a
+request is sent: the job name (which contains the request token), the attempt's environment
+variables, and the job's number within its launch.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from ..hardware.node_types import device_of
+from ..config import Config
+from ..hardware import node_types
 from ..health import fence
+from ..hosts.install_steps import lock_name
+from ..hosts.platform import load_platform
+from ..node.entrypoint import LOCK
 from ..node.placement import Placement, PlacementSource, torchrun
 from ..node.placements.fleet import PLACEMENT
 from ..node.precompile import ahead
 from ..node.supervisor import EXIT, WATCH
-from ..plan.job import Artifact, Job, script
-from ..process.host_marker import JOB
+from ..plan.fabric_environment import NCCL_LOGS, fabric_environment
+from ..plan.job import Artifact, Job, Request, script
+from ..process.processes import JOB
 from ..run import run_folder
+from ..run.records import require_object
+from ..storage.s3_sync_agent import BUCKET, RUN
+from ..trust import untrusted_input
 from ..trust.errors import BackendError
 from ..trust.redaction import NAMES
 
@@ -23,7 +39,7 @@ PASSED = (JOB, EXIT, WATCH, NAMES, fence.VARIABLE, fence.AGAIN)
 # Passes whatever devices exist when the container starts, because their number depends on the
 # instance type. Mounts the node's local disk if the dataset is copied to it (run_folder.COPY). The
 # container runs as the user who trains, so that this user owns the files.
-RUN = (
+DOCKER = (
     'for device in /dev/neuron[0-9]* /dev/infiniband; do [ -e "$device" ] && set -- '
     '"--device=$device" "$@"; done; '
     '[ -z "${TRAINFLEET_COPY:-}" ] || set -- "--volume=$TRAINFLEET_COPY:$TRAINFLEET_COPY" "$@"; '
@@ -122,12 +138,12 @@ def container_words(
         "--env=HOME=/tmp",
         "--env=USER=trainer",
     ]
-    gpus = ["--gpus=all"] if device_of(platform) == "cuda" else []
+    gpus = ["--gpus=all"] if node_types.device_of(platform) == "cuda" else []
     passed = [f"--env={name}" for name in sorted(set(names))]
     return [
         "sh",
         "-c",
-        RUN,
+        DOCKER,
         "docker",
         *own,
         *gpus,
@@ -137,3 +153,51 @@ def container_words(
         image,
         *words,
     ]
+
+
+# Network interface in the container. Batch gives each container of a multi-node job its own
+# interface (awsvpc), and SageMaker documents this name.
+CARD = "eth0"
+TOKEN = r"[0-9a-f]{16}"
+Body = dict[str, Any]
+
+
+def artifact(number: int, service: str, operation: str, body: Body) -> Artifact:
+    """Returns the request body as a file.
+
+    Once a job name is added, `aws <service> <operation> --cli-input-json` accepts it.
+    """
+    return Artifact(
+        f"requests/{number:02}-{service}-{operation}.json",
+        json.dumps(body, indent=2, ensure_ascii=False) + "\n",
+    )
+
+
+def bodies(request: Request) -> tuple[Body, ...]:
+    """Returns the request bodies in the order in which they are sent."""
+    return tuple(
+        require_object(untrusted_input.parse_json(artifact.text, artifact.name))
+        for artifact in request.artifacts
+    )
+
+
+def environment(config: Config, job: Job) -> dict[str, str]:
+    """Returns the environment variables that all nodes of a job share."""
+    row = node_types.INSTANCE_TYPES[config.fleet.instance_type or ""]
+    own = {BUCKET: config.fleet.shared_folder or "", RUN: config.name}
+    if job.torchrun:
+        own |= NCCL_LOGS if row.efa and job.nodes > 1 and row.kind == "cuda" else {}
+        own |= fabric_environment(row, CARD, alone=job.nodes == 1)
+        own |= {"OMP_NUM_THREADS": str(max(1, row.vcpus // 2 // job.ranks_per_node))}
+    else:
+        own["WORKERS"] = str(row.vcpus)
+    if job.image:
+        own[LOCK] = lock_name(load_platform(config.fleet.platform))
+    if job.secrets:
+        own[NAMES] = ",".join(job.secrets)
+    return own | dict(job.environment)
+
+
+def pairs(environment: Mapping[str, str]) -> list[dict[str, str]]:
+    """Converts an environment to the list of name-value pairs that AWS Batch expects."""
+    return [{"name": name, "value": value} for name, value in sorted(environment.items())]

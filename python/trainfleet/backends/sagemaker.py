@@ -1,5 +1,5 @@
 """SageMaker backend: runs each job as one training job, on hosts without a shared disk. The run
-folder is in S3 (s3_run.py).
+folder is in S3 (run_storage.py).
 
 The job name contains the request token. SageMaker rejects duplicate names, so submitting a request
 twice starts only one job. SageMaker reports only one exit code per job, so the entrypoint writes
@@ -36,10 +36,9 @@ from ..run.run_folder import Run
 from ..storage.s3_sync_agent import BUCKET
 from ..trust.errors import BackendError, CloudError, S3Error
 from . import aws_managed, sagemaker_request
-from .aws_managed import ON_REQUEST, Console, Hosted
+from .aws_managed import JOB_ROLE, ON_REQUEST, Console, Hosted, ManagedMachines, filled
 from .base import Handle, Phase, Purchase, Status
-from .managed_machines import JOB_ROLE, ManagedMachines, filled
-from .request_json import TOKEN, artifact, bodies
+from .node_script import TOKEN, artifact, bodies
 
 GONE = 180.0  # seconds that a stopped job may take to end: SIGTERM, 120 s, SIGKILL, and the upload
 NAME = 46  # maximum characters of the run name in a job name, which is limited to 63

@@ -19,8 +19,7 @@ from ..run.run_folder import MOUNTED
 from ..storage.s3_sync_agent import BUCKET
 from ..trust.errors import BackendError
 from ..trust.secrets import PREFIX
-from .node_script import entrypoint_words
-from .request_json import Body, environment
+from .node_script import Body, entrypoint_words, environment
 
 GIB = 2**30
 CHANNEL = "dataset"

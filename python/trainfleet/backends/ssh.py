@@ -40,14 +40,14 @@ from ..hosts.install_steps import lock_name
 from ..hosts.platform import load_platform
 from ..hosts.preflight import fabric_of
 from ..hosts.transport import Transport
+from ..images.builders import ARCHITECTURE
 from ..images.ecr import Registry
-from ..images.image_recipe import ARCHITECTURE
 from ..node.placement import PORT, Placement
 from ..node.placements.fleet import PLACEMENT
 from ..plan.estimate import Bill
 from ..plan.job import Artifact, Job, Request
-from ..process.host_marker import ALONE
 from ..process.install_paths import python_path
+from ..process.processes import ALONE
 from ..run.run_folder import Run
 from ..trust.errors import BackendError
 from . import supported_keys

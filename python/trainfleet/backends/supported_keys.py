@@ -1,7 +1,8 @@
 """Config keys that each backend supports, from `backends` in the schema. Setting an unsupported key
 is an error.
 
-The local backend accepts all keys, so that a config for other machines can also be used locally.
+The local backend accepts all keys, so that a config for other machines can also be used locally. A
+third-party backend defines its options in fleet.options with a frozen dataclass.
 """
 
 from __future__ import annotations
@@ -9,12 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cache
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
+
+import yaml
 
 from ..config import Config
 from ..config.schema import is_group, load_schema, walk
 from ..config.yaml_lines import dotted
+from ..trust.errors import InputError
 from ..trust.untrusted_input import show
+from ..trust.validation import fit
 
 LOCAL, CREATED = "local", "parallelcluster"  # CREATED: Slurm on a cluster that setup creates
 
@@ -52,10 +57,18 @@ def honours(config: Config, key: str) -> bool:
     return key not in table() or kind_of(config) in table()[key][0]
 
 
-def refuse(config: Config, uses: frozenset[str] = frozenset()) -> Iterator[tuple[str, str]]:
-    """Yields (key, message) for each unsupported key that is set. `uses` lists keys that a
-    third-party backend supports.
+def refuse(
+    config: Config, uses: frozenset[str] = frozenset(), options: type[object] | None = None
+) -> Iterator[tuple[str, str]]:
+    """Yields (key, message) for each unsupported key that is set.
+
+    `uses` lists keys that a third-party backend supports, and `options` defines its fleet.options.
     """
+    if options:
+        try:
+            options_of(config, options)
+        except InputError as error:
+            yield "fleet.options", f"{error.key}: {error.what}"
     kind = kind_of(config)
     for key, (backends, default) in {} if kind == LOCAL else table().items():
         value = attrgetter(key)(config)
@@ -70,3 +83,24 @@ def refuse(config: Config, uses: frozenset[str] = frozenset()) -> Iterator[tuple
                 f"{shown}: the {config.fleet.backend} backend does not use it; remove it (used "
                 f"by {', '.join(backends)})",
             )
+
+
+T = TypeVar("T")
+
+
+def options_of(config: Config, kind: type[T]) -> T:
+    """Returns the options as an instance of the dataclass `kind`, which defines them.
+
+    Raises:
+        InputError: an option is unknown, missing, duplicated, or has a value of the wrong type.
+    """
+    given: dict[str, object] = {}
+    for option in config.fleet.options:
+        name, _, text = option.partition("=")
+        if name in given:
+            raise InputError("is given twice", key=name)
+        try:
+            given[name] = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise InputError("is not valid YAML", key=name) from error
+    return fit(kind, given)

@@ -21,9 +21,9 @@ from ..config.types import Model
 from ..run.run_folder import Run, run_of
 from ..storage.s3 import SCHEME
 from ..trust.errors import InputError, RunError, TrainfleetError
-from . import changes, index, listing
+from . import index, marker
 from .marker import NAME, Commit
-from .store import CheckpointStore, store_of
+from .store import CheckpointStore, ListedCheckpoint, store_of
 
 KEY = "train.init_from"
 # keys that do not affect weight shapes, or that are checked against the weights
@@ -132,7 +132,7 @@ def require_checkpoint(address: str, config: Config) -> None:
     model.
     """
     store, step = locate(address)
-    entry = listing.look_at(store, step)
+    entry = store.look_at(step)
     if entry.commit is None or entry.fault:
         raise RunError(
             "is incomplete",
@@ -181,10 +181,10 @@ def locate(address: str) -> tuple[CheckpointStore, int]:
         return CheckpointStore(parent or "."), int(match[1])
     inside, broken = (
         [] if address.startswith(SCHEME) else [str(Run(Path(address)).checkpoints)],
-        list[listing.ListedCheckpoint](),
+        list[ListedCheckpoint](),
     )
     for store in map(CheckpointStore, [*inside, address]):
-        entries = list(listing.look(store))
+        entries = list(store.look())
         if whole := [entry.step for entry in entries if not entry.fault]:
             return store, whole[-1]
         broken += entries
@@ -209,8 +209,8 @@ def require_fit(commit: Commit, config: Config, where: str) -> None:
     """
     differences = [
         f"{key} is {was} in the checkpoint, {now} in the config"
-        for key, (was, now) in changes.changed(commit, config, commit.dataset).items()
-        if key.startswith("model.") and changes.reason(key, config)
+        for key, (was, now) in marker.changed(commit, config, commit.dataset).items()
+        if key.startswith("model.") and marker.reason(key, config)
     ]
     if commit.size < (least := BYTES * count_parameters(config.model)):
         differences.append(

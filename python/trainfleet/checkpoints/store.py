@@ -27,7 +27,9 @@ import os
 import re
 import shutil
 import zlib
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -35,10 +37,21 @@ from ..run.run_folder import Run, step_name, sync_folder
 from ..storage import s3
 from ..storage.files import BucketFiles, Files, LocalFiles
 from ..trust import untrusted_input
-from ..trust.errors import RunError
-from .marker import BROKEN, MARKER, MARKER_BYTES, NAME
+from ..trust.errors import InputError, RunError
+from .marker import BROKEN, MARKER, MARKER_BYTES, NAME, Broken, Commit, FileSum, parse
 
 SPREAD = 16  # `parts-` prefixes
+CHUNK = 2**20  # bytes per read
+
+
+@dataclass(frozen=True)
+class ListedCheckpoint:
+    """Checkpoint with the fault that its marker and file sizes reveal, "" if valid."""
+
+    step: int
+    address: str
+    commit: Commit | None
+    fault: str
 
 
 class CheckpointStore:
@@ -149,6 +162,84 @@ class CheckpointStore:
         """Returns the free space in bytes, or None if it is unknown."""
         return shutil.disk_usage(self.files.folder).free if self.dot else None
 
+    def read(self, step: int) -> Commit:
+        """Reads a checkpoint's marker.
+
+        Raises:
+            Broken: the marker is missing or damaged.
+            RunError: another version of trainfleet wrote it.
+        """
+        try:
+            return believed(self.marker(step), step, self.address(step))
+        except OSError as error:
+            raise Broken(
+                f"{MARKER} can't be read",
+                where=self.address(step),
+                why=error.strerror or str(error),
+            ) from error
+
+    def look(self) -> Iterator[ListedCheckpoint]:
+        """Yields all visible checkpoints, oldest first, followed by the broken ones that were set
+        aside.
+        """
+        for step in self.steps():
+            yield self.look_at(step)
+        for step in self.broken():
+            yield ListedCheckpoint(
+                step,
+                f"{self.address(step)}.broken",
+                None,
+                "a resume found it damaged and set it aside",
+            )
+
+    def look_at(self, step: int) -> ListedCheckpoint:
+        """Checks a checkpoint's marker and file sizes. The checkpoint may be missing."""
+        commit = None
+        try:
+            commit = self.read(step)
+            faults = [
+                fault
+                for name, file in commit.files.items()
+                if (fault := self._resized(step, name, file))
+            ]
+            return ListedCheckpoint(step, self.address(step), commit, "; ".join(faults))
+        except (RunError, InputError) as error:
+            return ListedCheckpoint(step, self.address(step), commit, error.what)
+
+    def damage(self, step: int, name: str, file: FileSum) -> str:
+        """Describes the damage to a checkpoint's file, or returns "" if every byte is intact."""
+        if fault := self._resized(step, name, file):
+            return fault
+        try:
+            with self.open(step, name) as stream:
+                found = checksum(stream)
+        except OSError as error:
+            return f"{name} can't be read: {error.strerror or error}"
+        if found == file:
+            return ""
+        sums = f"CRC-32 {found.crc32:08x}, not {file.crc32:08x}"
+        return f"{name} does not match its checksum ({sums})"
+
+    def retain(self, newest: int, keep: int, keep_every: int | None) -> None:
+        """Applies the retention policy after `newest` was committed.
+
+        Later steps are kept, because they belong to a different history. Broken checkpoints that
+        were set aside are removed unless they are newer than `newest`.
+        """
+        steps = [step for step in self.steps() if step <= newest]
+        for step in steps:
+            if step not in stays(steps, keep, keep_every):
+                self.remove(step)
+        for step in self.broken():
+            if step <= newest:
+                self.remove_broken(step)
+
+    def _resized(self, step: int, name: str, file: FileSum) -> str:
+        size = self.size(step, name)
+        if size is None:
+            return f"{name} is missing"
+        return "" if size == file.size else f"{name} has {size:,} bytes, not {file.size:,}"
+
     def _hidden(self, step: int) -> str:
         return f"{self.dot}{step_name(step)}"
 
@@ -177,3 +268,40 @@ def store_of(run: Run, destination: str | None) -> CheckpointStore:
     return CheckpointStore(
         run.checkpoints if destination is None else f"{destination.rstrip('/')}/{run.name}"
     )
+
+
+def believed(text: str | None, step: int, address: str) -> Commit:
+    """Parses a checkpoint's marker and checks its step. Raises as `read` does."""
+    if text is None:
+        raise Broken(
+            f"has no {MARKER}", where=address, why="without this file a folder is not a checkpoint"
+        )
+    commit = parse(text, address)
+    if commit.step != step:
+        raise Broken(
+            f"{MARKER} belongs to step {commit.step:,}",
+            where=address,
+            why="its folder was renamed or assembled by hand",
+        )
+    return commit
+
+
+def checksum(stream: BinaryIO) -> FileSum:
+    """Returns the size and CRC-32 of a stream."""
+    size = crc = 0
+    while chunk := stream.read(CHUNK):
+        size, crc = size + len(chunk), zlib.crc32(chunk, crc)
+    return FileSum(size, crc)
+
+
+def stays(steps: Sequence[int], keep: int, keep_every: int | None) -> set[int]:
+    """Returns the steps to retain: the newest `keep`, and the first step at or after each multiple
+    of `keep_every`.
+    """
+    chosen = set(steps[-keep:])
+    if keep_every:
+        first: dict[int, int] = {}
+        for step in steps:
+            first.setdefault(step // keep_every, step)
+        chosen |= {step for multiple, step in first.items() if multiple > 0}
+    return chosen

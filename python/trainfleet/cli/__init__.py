@@ -103,9 +103,9 @@ def main(arguments: Sequence[str]) -> int:
         started = float(os.environ.get(STARTED) or time.time())
         if list(arguments) == ["-"]:
             # This process runs on a fleet's host, and another machine sends it the verb.
-            from ..hosts.remote_verb import received
+            from ..hosts.head import received_verb
 
-            arguments = received(sys.stdin.fileno())
+            arguments = received_verb(sys.stdin.fileno())
         if help_ := described(arguments, os.environ.get("MAKECMDGOALS", "").split()):
             with guarded():
                 print(help_)

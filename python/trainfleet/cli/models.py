@@ -17,9 +17,8 @@ from ..trust.safe_output import unguarded
 from .variables import Variables, amount, flag, number
 
 if TYPE_CHECKING:
-    from ..checkpoints.listing import ListedCheckpoint
     from ..checkpoints.marker import Commit
-    from ..checkpoints.store import CheckpointStore
+    from ..checkpoints.store import CheckpointStore, ListedCheckpoint
     from ..report.json_output import CheckpointState
 
 
@@ -46,14 +45,13 @@ def sample(variables: Variables, started: float) -> int:
 
 def checkpoints(variables: Variables, started: float) -> int:
     """Lists the checkpoints with step, time, size, loss, layout, and whether they are intact."""
-    from ..checkpoints.listing import look
     from ..report import json_output
     from ..report.history import table
 
     if (code := run_location.forwarded("checkpoints", variables)) is not None:
         return code
     name, store = store_named(variables)
-    entries = list(look(store))
+    entries = list(store.look())
     if flag(variables, "JSON"):
         json_output.emit(json_output.CheckpointsOutput(tuple(map(facts, entries))))
         return int(any(entry.fault for entry in entries))
@@ -98,7 +96,6 @@ def row(entry: ListedCheckpoint) -> tuple[str, ...]:
 
 def verify(variables: Variables, started: float) -> int:
     """Verifies a checkpoint's checksums, and checks all of its values."""
-    from ..checkpoints.listing import read
     from ..checkpoints.marker import Broken
     from ..report.history import layout, size
 
@@ -106,7 +103,7 @@ def verify(variables: Variables, started: float) -> int:
         return code
     name, store = store_named(variables)
     step = chosen(variables, store, name)
-    commit = read(store, step)
+    commit = store.read(step)
     print(
         f"{store.address(step)}: {len(commit.files)} files, {size(commit.size)}, saved by "
         f"{layout(commit.layout)}",
@@ -145,7 +142,6 @@ def read_through(store: CheckpointStore, step: int, commit: Commit) -> Iterator[
     from rich.console import Console
     from rich.progress import Progress
 
-    from ..checkpoints.listing import damage
     from ..hardware import node_types
 
     show = Progress(
@@ -153,7 +149,7 @@ def read_through(store: CheckpointStore, step: int, commit: Commit) -> Iterator[
     )
     with ThreadPoolExecutor(node_types.local_cores()) as pool, show as bar:
         task = bar.add_task("reading", total=commit.size)
-        faults = pool.map(lambda item: damage(store, step, *item), commit.files.items())
+        faults = pool.map(lambda item: store.damage(step, *item), commit.files.items())
         for file, fault in zip(commit.files.values(), faults, strict=True):
             bar.advance(task, file.size)
             yield fault

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ..process import plugins
+from ..process import install_paths
 from ..trust import spelling
 from ..trust.errors import Problem
 from ..trust.spelling import suggest
@@ -70,7 +70,9 @@ def check(document: YamlDocument) -> Iterator[tuple[Key, Problem]]:
     known = {problem.key for problem in document.problems}
     for fault in faults(document.value, load_schema()):
         place, rule, got, _ = fault
-        if (place, rule) == (BACKEND, "enum") and got in plugins.names(plugins.OF_BACKENDS):
+        if (place, rule) == (BACKEND, "enum") and got in install_paths.names_offered(
+            install_paths.OF_BACKENDS
+        ):
             continue
         for extra, message in explain(*fault):
             key = (*place, *extra)
@@ -182,7 +184,7 @@ def explain(key: Key, rule: str, got: Any, part: Schema) -> Iterator[tuple[Key, 
                 f"must be {_types(wanted)}, not {show(got)}{_nearly(wanted, got, dotted(key))}",
             )
         case "enum":
-            added = plugins.names(plugins.OF_BACKENDS) if key == BACKEND else ()
+            added = install_paths.names_offered(install_paths.OF_BACKENDS) if key == BACKEND else ()
             allowed = [*(str(value) for value in wanted if value is not None), *added]
             yield (), f"{show(got)} is not one of {', '.join(allowed)}{suggest(str(got), allowed)}"
         case "anyOf":

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from ..checkpoints import listing, marker
+from ..checkpoints import marker
 from ..checkpoints.init_from import locate
 from ..config import Config, huggingface_config, load_resolved, platforms, weight_files
 from ..config.addresses import HUB, MODEL, dataset_of, folder_of
@@ -270,7 +270,7 @@ def _seen(address: str, known: Base) -> Base:
     if (folder / huggingface_config.CONFIG).is_file():
         return Base(known.name, _origin(folder), _checksum(folder), _licence(folder))
     store, step = locate(address)
-    commit = listing.read(store, step)
+    commit = store.read(step)
     digest = hashlib.sha256((store.marker(step) or "").encode()).hexdigest()
     run = str(commit.config.get("name") or known.name)
     return Base(

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from .. import devices, models
-from ..checkpoints import listing
 from ..checkpoints.init_from import require_fit
 from ..config import load_resolved
 from ..data.dataset import Dataset
@@ -206,7 +205,7 @@ def load(run: Run, device: torch.device | None = None) -> tuple[Network, Dataset
     if found is None:
         raise RunError("has no checkpoint yet", where=str(run.folder), next="make train")
     store, step = found
-    require_fit(commit := listing.read(store, step), config, store.address(step))
+    require_fit(commit := store.read(step), config, store.address(step))
     model = models.build(config.model)
     load_model(store, commit, model)
     dataset = Dataset.open(run_folder.DATA / config.data.name, config.data)

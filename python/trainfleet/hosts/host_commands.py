@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ..node.supervisor import told
-from ..process.host_marker import ANNOUNCED
+from ..process.processes import ANNOUNCED
 from ..run import contents
 from ..trust.errors import BackendError
 from .host_results import Implausible

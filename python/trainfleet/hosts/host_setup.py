@@ -17,8 +17,7 @@ from ..trust.safe_output import is_agreed
 from . import facts as reading
 from .facts import Facts
 from .fleet import open_fleet, wanted_of
-from .host_results import Finding, Host, HostFailure, Result, grouped, reason
-from .host_table import Board
+from .host_results import Board, Finding, Host, HostFailure, Result, grouped, reason
 from .install_steps import PHASES, InstallStep, Wanted, steps
 from .node_checks import heard, interpreter, shared, sound, unfit
 from .tar import code_files, content_hash

@@ -2,9 +2,8 @@
 
 Nodes are untrusted, so each response is fully validated before it is applied. A response can only
 name files that match sync_rules.KINDS, within their size limits, and can only append to them or
-replace them. Symbolic links below the run folder are never followed, even if they appear during
-validation. A node therefore can't change files outside the run folder, or files that it does not
-own.
+replace them. Symbolic links below the run folder are never followed. A node therefore can't change
+files outside the run folder, or files that it does not own.
 
 A folder of large files is downloaded completely or not at all, with a progress bar. File and folder
 names must be plain, files must not exceed their announced sizes, and all of them must fit on this
@@ -29,10 +28,9 @@ from typing import Any, BinaryIO
 
 from ..run.run_folder import unwritable
 from ..storage import sync_rules
-from ..storage.sync_rules import FILES, NAME, limit
+from ..storage.sync_rules import FILES, MOST, NAME, Known, limit
 from ..trust.errors import BackendError
 from ..trust.safe_output import unguarded
-from .changed_files import MOST, Known
 from .host_results import (
     Host,
     HostFailure,
@@ -106,7 +104,7 @@ class Mirror:
                 self.python,
                 "-S",
                 "-m",
-                "trainfleet.hosts.changed_files",
+                "trainfleet.storage.sync_rules",
                 str(self.here),
             ]
         )

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..config.host_list import Host
 from ..config.types import SshConfig
-from ..process import host_marker
+from ..process import processes
 from ..trust import untrusted_input
 from ..trust.errors import BackendError, ConfigError, InputError, Problem
 
@@ -217,7 +217,7 @@ def _lines(path: Path, seen: set[Path]) -> Iterator[ConfigLine]:
     Relative includes are below ~/.ssh (ssh_config(5)).
     """
     seen.add(path)
-    home = f"~{host_marker.user()}"  # ssh ignores $HOME
+    home = f"~{processes.user()}"  # ssh ignores $HOME
     for number, text in enumerate(
         untrusted_input.read_bytes(path, LARGEST).decode().split("\n"), 1
     ):

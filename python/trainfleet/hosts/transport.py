@@ -35,8 +35,7 @@ from . import ssh_config
 from .host_results import Answers, Host, HostFailure, Result
 from .ssh_config import KnownHosts
 from .ssh_errors import MOST_SAID, JumpFailed, LinkLost, TooMuch, explain, is_late
-from .stream import OUTPUT_BEGINS, Sink, said, stream
-from .tar import pack
+from .tar import OUTPUT_BEGINS, Sink, pack, said, stream
 
 if TYPE_CHECKING:
     from fabric import Connection

@@ -23,8 +23,7 @@ from ..process.processes import die_with_parent
 from ..trust.errors import ImageError
 from ..trust.redaction import keep_secret
 from ..trust.safe_output import shown
-from .builders import Builder, LocalImage
-from .image_recipe import ARCHITECTURE, LAYERS, PARTS, ImageRecipe, write_context
+from .builders import ARCHITECTURE, LAYERS, PARTS, Builder, ImageRecipe, LocalImage, write_context
 
 KEPT = 40  # number of last output lines to search for the cause of a failure
 SHOWN, MOST = 6, 600  # maximum lines in a message, and characters per line

@@ -20,9 +20,8 @@ from ..cloud.repository import GONE, HOST, NAME, held_as, holders
 from ..cloud.template_inputs import pairs
 from ..trust.errors import CloudError, ImageError, InputError
 from ..trust.untrusted_input import parse_json
-from .builders import Builder, last_line
+from .builders import Builder, ImageRecipe, last_line
 from .building import PUSHES, Say, run_builder
-from .image_recipe import ImageRecipe
 
 MANIFESTS = [
     "application/vnd.docker.distribution.manifest.v2+json",

@@ -14,14 +14,13 @@ from ..cloud.cloudformation import CREATED
 from ..cloud.repository import BUILD, NAME, held_as
 from ..cloud.template_inputs import own_tags
 from ..config import Config
-from ..hosts import pins
+from ..hosts import platform
 from ..hosts.install_steps import lock_name
 from ..hosts.platform import load_platform
 from ..hosts.tar import code_files
 from ..images import building
-from ..images.builders import Builder, choose
+from ..images.builders import ARCHITECTURE, Builder, ImageRecipe, choose, recipe_of
 from ..images.ecr import Registry, StoredImage
-from ..images.image_recipe import ARCHITECTURE, ImageRecipe, recipe_of
 from ..trust.errors import CloudError, ConfigError, ImageError
 
 NONE = "none"  # value of fleet.container for jobs without an image
@@ -107,7 +106,7 @@ def provide(config: Config) -> str:
 
 
 def _begin(config: Config) -> tuple[ImageRecipe, Builder]:
-    pins.require(pins.of(config, "", builds=True))
+    platform.require_pins(platform.pins_of(config, "", builds=True))
     recipe, (builder, why) = recipe_for(config), choose()
     print(
         f"{recipe.platform} image {recipe.tag}, from {recipe.base}, built by "

@@ -23,8 +23,7 @@ from ..backends import backend_of
 from ..backends.run_storage import Place
 from ..config import Config
 from ..health.lease import Launching
-from ..process.host_marker import user
-from ..process.processes import identity
+from ..process.processes import identity, user
 from ..run.run_folder import Run, run_of
 from ..trust.errors import BackendError, RunError
 from .command import ORDER

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ..backends import backend_of
 from ..backends.base import Can
-from ..checkpoints import changes, init_from, listing
+from ..checkpoints import init_from, marker
 from ..checkpoints.marker import Broken
 from ..checkpoints.store import store_of
 from ..config import Config
@@ -125,10 +125,10 @@ def resumption(config: Config, run: Run) -> list[str]:
     store = store_of(run, config.checkpoint.path)
     for step in reversed(store.steps()):
         try:
-            commit = listing.read(store, step)
+            commit = store.read(step)
         except Broken:
             continue  # The ranks set damaged checkpoints aside.
-        return changes.notes(commit, config, store.address(step))
+        return marker.notes(commit, config, store.address(step))
     folder = Path(config.train.init_from or "/")
     seen = backend_of(config).is_here or _is_on_shared_disk(config)
     return [*init_from.notes(folder, config.model)] if seen and (folder / CONFIG).is_file() else []

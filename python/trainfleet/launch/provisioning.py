@@ -12,9 +12,9 @@ from ..cloud.repository import BUILD
 from ..config import Config
 from ..config.types import Devices
 from ..hardware.node_types import NodeType
-from ..hosts import pins, probe
+from ..hosts import platform, probe
 from ..hosts.facts import Facts
-from ..hosts.quarantine import Quarantine
+from ..hosts.fleet import Quarantine
 from ..plan.estimate import Estimate
 from ..plan.fabric_environment import fabric_settings, least_bandwidth
 from ..plan.job import Artifact, Request, tokenize_job, train_job
@@ -40,7 +40,7 @@ def make_ready(config: Config, may_buy: bool = False) -> int:
     """
     _require_own(config, "set them up")
     backend = backend_of(config)
-    pins.require(pinned(config))
+    platform.require_pins(pinned(config))
     if purchase := backend.purchase():
         lines, is_there = purchase.obtain(may_buy)
         for line in lines:
@@ -50,11 +50,13 @@ def make_ready(config: Config, may_buy: bool = False) -> int:
     return backend.machines().apply()
 
 
-def pinned(config: Config) -> tuple[pins.Pin, ...]:
+def pinned(config: Config) -> tuple[platform.Pin, ...]:
     """Returns the pinned packages that new machines and image builds install from package
     indexes.
     """
-    return pins.of(config, backend_of(config).machines().system, config.fleet.container == BUILD)
+    return platform.pins_of(
+        config, backend_of(config).machines().system, config.fleet.container == BUILD
+    )
 
 
 def bake(config: Config) -> int:
@@ -97,7 +99,7 @@ def prospect(config: Config, needs: Estimate) -> Prospect:
     """Returns the changes that `make setup` would make, if they are predictable. Prints whether the
     package indexes have the pinned versions.
     """
-    pins.say(pinned(config))
+    platform.report_pins(pinned(config))
     train, seconds = config.train, needs.seconds
     hours = None if needs.elapsed is None else needs.elapsed / 3600
     speed = (
@@ -156,7 +158,7 @@ def examine_hosts(config: Config, head: Head, quarantine: Quarantine) -> int:
     """Prints each host's status and problems, the state of the fabric, and the command to run next.
     Returns the exit code.
     """
-    from ..hosts.host_table import Board
+    from ..hosts.host_results import Board
     from ..hosts.preflight import examine as examine_fleet
 
     tried: list[str] = []

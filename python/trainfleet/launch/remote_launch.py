@@ -17,7 +17,7 @@ from ..backends import backend_of
 from ..backends.base import Backend, Can
 from ..backends.head import Head, Hosts
 from ..backends.node_script import values_of
-from ..checkpoints import changes
+from ..checkpoints import marker
 from ..config import Config, dump_resolved, load_resolved
 from ..health.lease import TO_BEGIN, Vacancy, newest_holder, newest_standby, read_holder
 from ..hosts.head import Launcher
@@ -88,13 +88,13 @@ def require_same(config: Config, there: Config, run: Run, finished: bool) -> Non
     """Raises a RunError listing the differences if the run is running or finished with a different
     config.
     """
-    was, now = changes.flatten(there), changes.flatten(config)
+    was, now = marker.flatten(there), marker.flatten(config)
     keys = [
         key
         for key in now
         if key in was and was[key] != now[key] and not key.startswith(OF_THIS_MACHINE)
     ]
-    keys = [key for key in keys if changes.reason(key, config)] if finished else keys
+    keys = [key for key in keys if marker.reason(key, config)] if finished else keys
     if keys:
         state = "finished" if finished else "running"
         why = "; ".join(

@@ -420,7 +420,7 @@ class MonitoredAttempt:
 class FabricLog:
     """New NCCL log lines on node 0 about the fabric, its interfaces and GPUDirect.
 
-    AWS Batch and SageMaker jobs set NCCL_DEBUG=INFO (backends/request_json.py) because no preflight
+    AWS Batch and SageMaker jobs set NCCL_DEBUG=INFO (backends/node_script.py) because no preflight
     tests their nodes. Jobs on hosts do not, because `make doctor` and the preflight have already
     checked the fabric (hosts/preflight.py).
     """

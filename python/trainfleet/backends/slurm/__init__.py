@@ -33,11 +33,10 @@ from ...cloud.template_inputs import cluster_name
 from ...config import Config
 from ...config.host_list import Host
 from ...hosts import host_setup
-from ...hosts.fleet import hosts_of
+from ...hosts.fleet import Quarantine, hosts_of
 from ...hosts.host_results import HostFailure
 from ...hosts.install_steps import lock_name
 from ...hosts.platform import load_platform
-from ...hosts.quarantine import Quarantine
 from ...hosts.transport import Transport
 from ...node.entrypoint import CARD, CARDS, LOCK, PORTS
 from ...node.placement import expand_hosts
@@ -55,8 +54,7 @@ from ..base import Backend, Can, Handle, Harm, Machines, Phase, Probe, Prospect,
 from ..head import HEAD, Head, hours_alone
 from ..node_script import values_of
 from ..run_storage import Place, Shared
-from . import cluster_checks, cluster_file, options, resources, sbatch
-from .beside import Beside
+from . import cluster_checks, cluster_file, resources, sbatch
 from .client import (
     COMMENT,
     GIVEN,
@@ -74,7 +72,7 @@ from .client import (
 )
 from .client import SlurmJob as Known
 from .parallelcluster import Cluster
-from .resources import Partitions
+from .resources import Beside, Partitions
 
 # seconds for all processes of a killed job to exit, including KillWait and the nodes' epilog
 TO_END = 60.0
@@ -196,7 +194,7 @@ class Slurm(Backend):
     def refuse(config: Config) -> Iterator[tuple[str, str]]:
         slurm, folder = config.fleet.slurm, config.fleet.shared_folder
         yield from supported_keys.refuse(config)
-        yield from options.refuse(config)
+        yield from sbatch.refuse(config)
         if (
             slurm.time_limit_minutes is not None
             and slurm.warn_before_seconds >= 60 * slurm.time_limit_minutes
@@ -268,7 +266,7 @@ class Slurm(Backend):
         if self._known is None:
             # the launch's next query will fail too, and report the reason
             with suppress(BackendError):
-                self._known = options.apply(config, options.read(self.engine))
+                self._known = sbatch.with_site_options(config, sbatch.site_options(self.engine))
         return self._known or (
             config,
             ["the settings in sbatch's environment (SBATCH_ACCOUNT ...) are not known yet"],

@@ -35,7 +35,7 @@ from ...cloud.template_storage import makes_file_system
 from ...config import Config
 from ...plan.job import Artifact
 from ...trust.errors import NotAsked
-from ..request_json import artifact
+from ..node_script import artifact
 from .cluster_file import links
 
 FILE = "network.yaml"

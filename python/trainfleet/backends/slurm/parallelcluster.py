@@ -33,9 +33,9 @@ from ...config.tables import read_table
 from ...plan.job import Artifact
 from ...storage import s3
 from ...trust.errors import BackendError
+from ..aws_managed import priced
 from ..base import Machines, Prospect
 from ..ec2_machines import Stacked, policies, prove_gone, say, told_of
-from ..managed_machines import priced
 from . import cluster_file, cluster_parts
 
 EVERY = 15.0  # CloudFormation polling interval in seconds

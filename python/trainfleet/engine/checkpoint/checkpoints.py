@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ...checkpoints import changes
+from ...checkpoints import marker
 from ...checkpoints.marker import Commit, versions
 from ...checkpoints.store import store_of
 from ...config import Config
@@ -224,7 +224,7 @@ class Checkpoints:
             world_size=self.peers.size,
             layout=self.config.degrees,
             dataset=self.dataset,
-            config=changes.flatten(self.config),
+            config=marker.flatten(self.config),
             versions=versions(torch=torch.__version__),
             files={},
         )

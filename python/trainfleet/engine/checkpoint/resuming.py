@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as load_parts
 
-from ...checkpoints import changes, listing
+from ...checkpoints import marker
 from ...checkpoints.init_from import locate, notes, require_fit, require_shape
 from ...checkpoints.marker import Broken, Commit
-from ...checkpoints.store import CheckpointStore, store_of
+from ...checkpoints.store import CheckpointStore, believed, store_of
 from ...config import Config, platforms
 from ...config import huggingface_config as shapes
 from ...config.addresses import HUB, folder_of, pinned
@@ -79,7 +79,7 @@ def find(
                 Damage(step, address, f"{error.what}: {error.why}" if error.why else error.what)
             )
             continue
-        found = ResumePoint(commit, changes.check(commit, config, dataset, address))
+        found = ResumePoint(commit, marker.check(commit, config, dataset, address))
         peers.one("can't set a damaged checkpoint aside", lambda: set_aside(store, passed))
         return found, passed
     if passed:
@@ -110,11 +110,11 @@ def examine(peers: Peers, store: CheckpointStore, step: int) -> Commit:
         peers.one("can't read a checkpoint", lambda: store.marker(step)),
         store.address(step),
     )
-    commit = listing.believed(text, step, address)
+    commit = believed(text, step, address)
     mine = sorted(commit.files.items())[peers.rank :: peers.size]
     faults = peers.all(
         "can't read a checkpoint",
-        lambda: [listing.damage(store, step, name, file) for name, file in mine],
+        lambda: [store.damage(step, name, file) for name, file in mine],
     )
     if found := peers.tell([fault for several in faults for fault in several if fault]):
         raise Broken("; ".join(found), where=address)
@@ -184,7 +184,7 @@ def load_model(store: CheckpointStore, commit: Commit, model: nn.Module) -> None
     if faults := [
         fault
         for name, file in commit.files.items()
-        if (fault := listing.damage(store, commit.step, name, file))
+        if (fault := store.damage(commit.step, name, file))
     ]:
         raise Broken("; ".join(faults), where=store.address(commit.step))
     weights = model.state_dict()
@@ -199,7 +199,7 @@ def newest(run: Run, config: Config) -> tuple[CheckpointStore, int] | None:
         Broken: the run has checkpoints, but all are incomplete.
     """
     store = store_of(run, config.checkpoint.path)
-    entries = list(listing.look(store))
+    entries = list(store.look())
     if whole := [entry.step for entry in entries if not entry.fault]:
         for entry in entries:
             if entry.step > whole[-1] and entry.commit:

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 
-from ...checkpoints import index, listing
+from ...checkpoints import index
 from ...checkpoints.index import NUMBERS, CheckpointIndex, IndexedTensor, TensorPiece
 from ...checkpoints.marker import Commit, FileSum, render
 from ...checkpoints.store import CheckpointStore
@@ -90,7 +90,7 @@ def write(
         raise
     peers.one(
         "can't remove old checkpoints",
-        lambda: listing.retain(store, step, policy.keep, policy.keep_every),
+        lambda: store.retain(step, policy.keep, policy.keep_every),
     )
 
 

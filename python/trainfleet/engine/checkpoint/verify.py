@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from ...checkpoints.init_from import locate
-from ...checkpoints.listing import read
 from ...trust.errors import RunError, telling
 from ...trust.safe_output import run_program
 from .files import Reader
@@ -30,7 +29,7 @@ KINDS = {
 @telling
 def main(arguments: list[str]) -> int:
     store, step = locate(arguments[0])
-    commit = read(store, step)
+    commit = store.read(step)
     count, numbers, wrong = Counter[str](), Counter[str](), list[str]()
     for name, tensor in tensors(Reader(store, commit)):
         kind = kind_of(name)

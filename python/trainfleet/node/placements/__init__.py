@@ -2,8 +2,8 @@
 them, so they use only the standard library.
 
 Another package can add a scheduler through an entry point in the group `trainfleet.placements`
-(process/plugins.py) that names a `PlacementSource`. The package's backend sets `placement` to the
-same object.
+(process/install_paths.py) that names a `PlacementSource`. The package's backend sets `placement` to
+the same object.
 
 The modules follow each scheduler's documentation of its environment (sources:
 tests/unit/test_placement.py). They have not been tested on real Slurm, AWS Batch or SageMaker
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib import import_module
 
-from ...process import plugins
+from ...process import install_paths
 from ...trust.errors import BackendError
 from ..placement import NEXT, PlacementSource
 
@@ -34,12 +34,12 @@ def source(name: str) -> PlacementSource:
     found = (
         import_module(f".{name}", __name__).PLACEMENT
         if name in OURS
-        else plugins.offered(plugins.OF_PLACEMENTS, name)
+        else install_paths.offered(install_paths.OF_PLACEMENTS, name)
     )
     if not isinstance(found, PlacementSource):
         why = (
             f"it is not one of {', '.join(OURS)}, and no installed package adds it "
-            f"({plugins.OF_PLACEMENTS})"
+            f"({install_paths.OF_PLACEMENTS})"
         )
         raise BackendError(f"{name[:80]!r} is not a known scheduler", why=why, next=NEXT)
     return found
@@ -47,7 +47,7 @@ def source(name: str) -> PlacementSource:
 
 def names() -> Iterator[str]:
     yield from OURS
-    yield from plugins.names(plugins.OF_PLACEMENTS)
+    yield from install_paths.names_offered(install_paths.OF_PLACEMENTS)
 
 
 def here() -> PlacementSource:
