@@ -214,9 +214,12 @@ def on_cluster(nodes: Lab, zones: list[str]) -> dict[str, Any]:
 
 
 def two_zones(slurm: Slurm) -> None:
-    """The partitions of a queue in two zones, of which the first lacks a node. It is drained, as this Slurm takes a node that is only down back."""
+    """The partitions of a queue in two zones, of which the first lacks a node. It is drained, as this Slurm takes a node that is only down back.
+
+    They share no node, as in ParallelCluster: Slurm keeps the nodes of a partition in which a job can't start from the job's next one.
+    """
     slurm.run("scontrol", "update", "PartitionName=main", "Nodes=node0,node1")
-    slurm.run("scontrol", "create", "PartitionName=main-2", "Nodes=node1,node2", "State=UP")
+    slurm.run("scontrol", "create", "PartitionName=main-2", "Nodes=node2,node3", "State=UP")
     why = "Reason=(Code:InsufficientInstanceCapacity)Error"
     slurm.run("scontrol", "update", "NodeName=node0", "State=DRAIN", why)
 
@@ -228,7 +231,7 @@ def test_bert_on_a_cluster_that_is_made_trained_on_and_removed(
     tmp_path: Path, zones: list[str]
 ) -> None:
     """With two zones, the job is trained in the second, because the first has no capacity."""
-    count = 2 + bool(zones)
+    count = 4 if zones else 2
     with lab(count) as nodes, cluster(nodes) as slurm, account_on(nodes) as (account, _, address):
         if zones:
             two_zones(slurm)
