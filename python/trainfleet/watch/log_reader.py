@@ -17,7 +17,7 @@ from .lines import DAY, TRACEBACK, LogLine, is_calm, is_closing, is_progress, le
 
 # kernel log line, recognized by its syslog or dmesg prefix or by a driver's name
 KERNEL = re.compile(
-    r"^(?:(?:<\d+>)?\[ *\d+\.\d+\] |\[\w{3} \w{3} +\d+ [\d:]+ \d{4}\] |(?:\w{3} +\d+ [\d:]+ "
+    r"^(?:(?:<\d+>)?\[ *\d{1,8}\.\d+\] |\[\w{3} \w{3} +\d+ [\d:]+ \d{4}\] |(?:\w{3} +\d+ [\d:]+ "
     r")?(?:\S+ )?kernel: |kern: +\w+: +(?:\[\S+\]: )?|"
     r"(?=NVRM: |Lustre(?:Error)?: |EXT4-fs |XFS \(|nvme nvme\d|blk_update_request: |pcieport "
     r"\S+: |mce: |EDAC |nfs: server |"

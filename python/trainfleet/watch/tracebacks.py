@@ -16,10 +16,10 @@ _CHAINED = ("During handling of the above exception", "The above exception was t
 _FRAME = "│╭╰❱|+"  # borders of rich's boxes and exception groups
 _POINTED = re.compile(r"-+> ?\d+(?: |$)|-{20}")  # IPython's arrow to the line that failed
 _BARE = re.compile(
-    r"(?:error: "
-    r")?(?:[A-Za-z_]\w*\.)*_?[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Fault|Invalid|Expired)\b"
-    r"(?: \(see above for traceback\))?(?: *$|:)|\w+\(\): |Fatal Python error: "
-    r"|(?:[Ee]rror|Exception): |(?:\w+\.)+(?:exc|errors|exceptions)\.[A-Z]\w+: "
+    r"(?:error: )?(?:[A-Za-z_]\w*\.)*_?[A-Z]\w*"
+    r"(?:Error|Exception|Interrupt|Exit|Failure|Fault|Invalid|Expired)\b"
+    r"(?: \(see above for traceback\))?(?: *$|:)|\w+\(\): |Fatal Python error: |(?:[Ee]rror|Exception): "
+    r"(?!ErrImage|ImagePull)|(?:\w+\.)+(?:exc|errors|exceptions)\.[A-Z]\w+: "
 )
 # traceback frame without a preceding header
 _HEADLESS = re.compile(r'\s+File "[^"]+", line \d+, in \S+$')
