@@ -123,3 +123,43 @@ def test_what_a_scheduler_can_t_give_is_no_bug_of_the_program(
     (tmp_path / "log").write_text(log + "\n")
     said = explain(capsys, tmp_path / "log")[1]
     assert f"({cause})\n" in said and (cause != "request" or "sinfo" in said), said
+
+
+@pytest.mark.parametrize("head, log", [
+    ("rank 11: ", "[default3]:torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has 79.10 GiB\n"
+     "Root Cause (first observed failure):\n[0]:\n  host      : b\n  rank      : 11 (local_rank: 3)\n  exitcode  : 1 (pid: 77)"),
+    ("rank 3: ", "-- Process 3 terminated with the following error:\nTraceback (most recent call last):\n"
+     '  File "/opt/train.py", line 10, in run\nNameError: name \'y\' is not defined'),
+    ("rank 2: ", "torch.multiprocessing.spawn.ProcessExitedException: process 2 terminated with signal SIGKILL"),
+    ("rank 3: ", "[rank: 3] Child process with PID 42 terminated with code -9. Forcefully terminating all other processes"),
+    ("rank 5: ", "KeyError: '7b'\nMPI_ABORT was invoked on rank 5 in communicator MPI_COMM_WORLD\nwith errorcode 1."),
+    ("rank 6: ", "[rank6]: RuntimeError: CUDA error: unspecified launch failure\n"
+     "[Sat Nov  1 21:40:09 2025] NVRM: Xid (PCI:0000:ab:00): 94, pid=88, name=python3, Contained: SM (0x1)."),
+])  # fmt: skip
+def test_a_launcher_s_report_names_the_rank_also_in_a_log_of_all_nodes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], head: str, log: str
+) -> None:
+    (tmp_path / "log").write_text(log + "\n")
+    said = explain(capsys, tmp_path / "log")[1]
+    assert said.startswith(f"failed: {head}"), said
+
+
+@pytest.mark.parametrize("step, log", [
+    ("pip install apex)", "ModuleNotFoundError: No module named 'apex'"),
+    ("--shm-size", "RuntimeError: DataLoader worker (pid 12) is killed by signal: Bus error."),
+    ("sbatch --mem", "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0."),
+    ("HF_TOKEN", "huggingface_hub.errors.GatedRepoError: 401 Client Error."),
+    ("docker login", "slurmstepd: error: pyxis:     [ERROR] URL https://nvcr.io/proxy_auth returned error code: 401 Unauthorized"),
+    ("get-caller-identity", "botocore.exceptions.NoCredentialsError: Unable to locate credentials"),
+    ("HF_HUB_OFFLINE", "huggingface_hub.errors.HfHubHTTPError: 429 Client Error: Too Many Requests for url: https://huggingface.co/api"),
+    ("sbatch --time", "slurmstepd: error: *** JOB 9 ON n1 CANCELLED AT 2024-08-02T18:00:21 DUE TO TIME LIMIT ***"),
+    ("expandable_segments", "torch.OutOfMemoryError: CUDA out of memory. 5.02 GiB is reserved by PyTorch but unallocated."),
+    ("micro_batch_size=1", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."),
+    ("find_unused_parameters", "RuntimeError: Expected to have finished reduction in the prior iteration before starting a new one."),
+])  # fmt: skip
+def test_the_next_step_fits_the_failure_and_not_only_its_class(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], step: str, log: str
+) -> None:
+    (tmp_path / "log").write_text(log + "\n")
+    last = explain(capsys, tmp_path / "log")[1].splitlines()[-1]
+    assert last.startswith("  next: ") and step in last, last

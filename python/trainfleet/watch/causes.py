@@ -22,8 +22,8 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,8 @@ class Cause:
     """A class of failures with its description, decision, and suggested command.
 
     `of_a_node` marks causes that are specific to one node, so that a replacement node fixes them.
-    If several nodes show such a cause, a replacement would fail too.
+    If several nodes show such a cause, a replacement would fail too. `steps` maps log patterns to
+    commands that are more specific than `next`.
     """
 
     name: str
@@ -67,6 +68,12 @@ class Cause:
     next: str
     then: Then = Then.STOP
     of_a_node: bool = False
+    steps: Mapping[str, str] = field(default_factory=dict)
+
+    def next_for(self, text: str) -> str:
+        """Returns the command to run next for a failure with this log text."""
+        found = ((re.search(says, text), step) for says, step in self.steps.items())
+        return next((match.expand(step) for match, step in found if match), self.next)
 
     def then_on(self, nodes: int) -> Then:
         """Returns the decision if `nodes` nodes show this cause."""
@@ -74,9 +81,7 @@ class Cause:
 
 
 CAUSES = {
-    name: Cause(
-        name, row["words"], row["next"], Then(row.get("then", "stop")), row.get("of_a_node", False)
-    )
+    name: Cause(name, **{**row, "then": Then(row.get("then", "stop"))})
     for name, row in read_table(FILE).items()
 }
 

@@ -95,7 +95,7 @@ class Diagnosis:
 
 def diagnose(
     lines: Iterable[LogLine],
-    pids: Mapping[tuple[int, int], int] | None = None,
+    pids: Mapping[tuple[int | None, int], int] | None = None,
     hosts: Mapping[str, int] | None = None,
     nodes: int = 0,
 ) -> Diagnosis | None:
@@ -296,7 +296,7 @@ def _rank_of(best: Evidence, standing: Sequence[Evidence], record: Record) -> in
     """Returns the rank to blame on the node that the evidence points to: the rank whose PID or
     number the line names, or else the first rank on that node to report an error.
     """
-    if best.rank is not None or best.cause in OF_A_NODE or best.node is None:
+    if best.rank is not None or best.cause in OF_A_NODE:
         return best.rank
     if (match := _PID.search(best.words)) and (
         rank := record.book.pids.get((best.node, int(match[1])))

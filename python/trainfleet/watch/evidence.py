@@ -23,7 +23,7 @@ DAEMON = re.compile(r"\[\d{4}-\d\d-\d\dT[\d:]{8}\.\d{3}\] (?:\[[\w.]+\] )?(?:\w+
 # c10 log line about an error or a process exit
 SEVERE = re.compile(r"\[[EF]\d* ?[^\]]*\.cpp:\d+\] ")
 LOGGED = re.compile(
-    r"(?:\[?(?:ERROR|CRITICAL|FATAL)\]?(?:[: ]\S*?[: ]| - )|[-|\w. ]{0,60} - "
+    r"(?:\[?(?:ERROR|CRITICAL|FATAL)\]?(?: - |:[\w.]*: ?|:? +(?:\S+:(?= ))?)|[-|\w. ]{0,60} - "
     r"(?:ERROR|CRITICAL|FATAL) - )\s*"
 )
 CONJECTURE = re.compile(
@@ -44,8 +44,8 @@ QUOTED = re.compile(
     r"^(?![\w.]*(?:Error|Exception): ).*?[^\w.]((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)\b.*)"
 )
 ENDED = re.compile(  # process exit, as reported by its launcher
-    r"(?i)(?:\brank (?P<rank>\d+)\b.{0,200}?)?\b"
-    r"(?:(?:exit(?:s|ed)?|exitcode|return(?:s|ed)?|ended|crashed)[ "
+    r"(?i)(?:\b(?:local_)?rank(?::? |=)(?P<rank>\d+)\b.{0,200}?)?\b"
+    r"(?:(?:exit(?:s|ed)?|exitcode|return(?:s|ed)?|ended|terminated|crashed)(?: with)?[ "
     r"a-z_(]{0,20}(?:code|status)?\W{0,4}(?P<code>-\d{1,2}|1[2-9]\d)"
     r"|(?:exited|killed|terminated|died|crashed)(?: (?:by|on|of|with|from|due to))?:? signal:? "
     r"(?P<signal>\d+))\b"
@@ -191,12 +191,12 @@ _PIDS = (re.compile(r"\(pid:? (\d+)\)"), re.compile(r"^\d{4}-\w{3}-\d\d [\d:.]+ 
 class Book:
     """Directory that maps names and addresses to nodes, and PIDs to ranks."""
 
-    nodes: dict[str, int] = field(default_factory=dict)
-    pids: dict[tuple[int, int], int] = field(default_factory=dict)
-    # first failed rank per node, according to torchrun
-    failed: dict[int, int] = field(default_factory=dict)
+    nodes: dict[str, int | None] = field(default_factory=dict)
+    pids: dict[tuple[int | None, int], int] = field(default_factory=dict)
+    # first failed rank per node, according to its launcher
+    failed: dict[int | None, int] = field(default_factory=dict)
 
-    def note(self, node: int, rank: int | None, text: str) -> None:
+    def note(self, node: int | None, rank: int | None, text: str) -> None:
         """Records a node's name or a rank's PID from a line that the node wrote."""
         if any(hint in text for hint in _HINTS):
             for pattern in _OWN:

@@ -103,7 +103,9 @@ def _error(writer: Writer, block: PrintedException, root: bool) -> Evidence:
     if sign and not sign[0].firm and where and sign[0].cause in WIDE and "[Errno " not in text:
         sign = None  # The frame is more specific about what failed.
     if sign and (sign[0].firm or block.name not in BUGS):
-        said = next((text for text in block.message if sign[0].search(text)), block.message[0])
+        # The pattern may require the prefix that the exception's quote lacks.
+        lines = (one for one in block.message if sign[0].search(f"{one}\nNCCL WARN {one}"))
+        said = next(lines, block.message[0])
         found = replace(signed(sign, line, line.time, writer, block.index, said), error=True)
         if len(firm_causes(by, stated(block.text))) > 1:
             found = replace(found, firm=False, closed=False)

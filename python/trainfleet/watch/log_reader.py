@@ -17,12 +17,18 @@ from .lines import DAY, TRACEBACK, LogLine, is_calm, is_closing, is_progress, le
 
 # kernel log line, recognized by its syslog or dmesg prefix or by a driver's name
 KERNEL = re.compile(
-    r"^(?:(?:<\d+>)?\[ *\d+\.\d+\] |\[\w{3} \w{3} +\d+ [\d:]+ \d{4}\] |(?:\w{3} +\d+ [\d:]+ "
+    r"^(?:(?:<\d+>)?\[ *\d{1,8}\.\d+\] |\[\w{3} \w{3} +\d+ [\d:]+ \d{4}\] |(?:\w{3} +\d+ [\d:]+ "
     r")?(?:\S+ )?kernel: |kern: +\w+: +(?:\[\S+\]: )?|"
     r"(?=NVRM: |Lustre(?:Error)?: |EXT4-fs |XFS \(|nvme nvme\d|blk_update_request: |pcieport "
     r"\S+: |mce: |EDAC |nfs: server |"
     r"infiniband \w+: |efa \S+: |mlx5_core \S+: |neuron:\w+: |nvidia\S* \S*: "
     r"|oom-kill:|(?:Memory cgroup o|O)ut of memory: Kill|INFO: task |systemd-oomd))"
+)
+# launcher line about the rank that failed first: torchrun, mp.spawn, MPI
+_FAILED = re.compile(
+    r"\s*rank\s+: (\d+) \(local_rank|-- Process (\d+) terminated with the following"
+    r"|MPI_ABORT was invoked on rank (\d+)\b|mpi\S+ noticed that process rank (\d+)\b"
+    r"|\s+Process name: \[\[\d+,\d+\],\s*(\d+)\]"
 )
 _EXITS = {
     "9": ("killed", Weight.WORD),
@@ -94,8 +100,7 @@ def _read_node(record: Record, lines: list[LogLine], shifts: list[float]) -> Non
             line = replace(line, time=time)
         if stream.tracebacks.base is not None and stream.tracebacks.take(line, index, text):
             continue
-        if line.node is not None:
-            record.book.note(line.node, rank, text)
+        record.book.note(line.node, rank, text)
         if (
             rank is None
             and writer[2] != "kernel"
@@ -129,8 +134,8 @@ def _note_life(
 
 @dataclass
 class TorchrunReport:
-    """torchrun's report on a node's first failed rank: `rank : 3 (local_rank: 1)`, `exitcode : -9
-    (pid: 771)`.
+    """A launcher's report on a node's first failed rank, such as torchrun's `rank : 3 (local_rank:
+    1)`, `exitcode : -9 (pid: 771)`.
     """
 
     entry: int = 0
@@ -142,12 +147,12 @@ class TorchrunReport:
         """
         if match := re.fullmatch(r"\s*\[(\d+)\]:", text):
             self.entry = int(match[1])
-        elif match := re.match(r"\s*rank\s+: (\d+) \(local_rank", text):
-            self.rank = int(match[1])
-            if self.entry == 0 and line.node is not None:
-                book.failed[line.node] = self.rank
+        elif match := _FAILED.match(text):
+            self.rank = int(next(filter(None, match.groups())))
+            if self.entry == 0:
+                book.failed.setdefault(line.node, self.rank)
         elif match := re.match(r"\s*exitcode\s+: (-?)(\d+)\s+\(pid: (\d+)\)", text):
-            if self.rank is not None and line.node is not None:
+            if self.rank is not None:
                 book.pids.setdefault((line.node, int(match[3])), self.rank)
             if self.entry == 0 and match[1] and (fate := _EXITS.get(match[2])):
                 words = f"rank {self.rank} was killed by signal {match[2]}"

@@ -16,9 +16,10 @@ _CHAINED = ("During handling of the above exception", "The above exception was t
 _FRAME = "│╭╰❱|+"  # borders of rich's boxes and exception groups
 _POINTED = re.compile(r"-+> ?\d+(?: |$)|-{20}")  # IPython's arrow to the line that failed
 _BARE = re.compile(
-    r"(?:error: "
-    r")?(?:[A-Za-z_]\w*\.)*_?[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Fault|Invalid|Expired)\b"
-    r"(?: \(see above for traceback\))?(?: *$|:)|\w+\(\): |Fatal Python error: |Error: |error: "
+    r"(?:error: )?(?:[A-Za-z_]\w*\.)*_?[A-Z]\w*"
+    r"(?:Error|Exception|Interrupt|Exit|Failure|Fault|Invalid|Expired)\b"
+    r"(?: \(see above for traceback\))?(?: *$|:)|\w+\(\): |Fatal Python error: |(?:[Ee]rror|Exception): "
+    r"(?!ErrImage|ImagePull)|(?:\w+\.)+(?:exc|errors|exceptions)\.[A-Z]\w+: "
 )
 # traceback frame without a preceding header
 _HEADLESS = re.compile(r'\s+File "[^"]+", line \d+, in \S+$')
@@ -27,8 +28,8 @@ _FLAT = re.compile(
     r'").)*?\s((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit): (?:(?!File ").)*)$'
 )
 _LAUNCHER = re.compile(
-    r"(?:srun|slurmstepd|sbatch|mpirun\S*|prterun|orterun|kubelet): |[IWEF]\d{4} "
-    r"\d\d:|(?:ERROR|WARNING|INFO):torch\."
+    r"(?:srun|slurmstepd|sbatch|mpirun\S*|prterun|orterun|kubelet): |[IWEF]\d{4} \d\d:"
+    r"|(?:ERROR|WARNING|INFO):torch\.|\[[\d-]{10} [\d:,]+ [EW] \d+ \d+\] \(raylet"
 )
 _FOREIGN = re.compile(  # final messages from runtimes other than Python: C++, Rust, Go, Java, glog
     r"(?P<head>terminate called (?:after|recurs)|libc\+\+abi: terminating|thread '.*' (?:\(\d+\) "

@@ -210,16 +210,16 @@ def of_finding(finding: Diagnosis, lines: list[LogLine], host: str) -> Verdict:
     """Creates the verdict from a diagnosis. `host` is the name of the blamed node, or "" if
     unknown.
     """
-    cause = CAUSES[finding.cause]
+    words = plain(finding.words)
     quoted = tuple(map(plain, quote(finding, lines)))
     return Verdict(
         finding.cause,
-        plain(finding.words),
+        words,
         finding.node,
         finding.rank,
         host,
         quoted,
-        cause.next,
+        CAUSES[finding.cause].next_for("\n".join([words, *quoted])),
         sure=finding.sure,
         nodes=len(finding.nodes),
     )
