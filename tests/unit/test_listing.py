@@ -183,6 +183,10 @@ def test_scripts_get_json_that_its_schema_describes(capsys: pytest.CaptureFixtur
     assert {"train.warmup_steps"} <= {row["key"] for row in plan["derived"]}
     assert command(["plan", "JSON=1", "TOKENS=1e9"]) == 2
     assert "can't be combined" in capsys.readouterr().err
+    doctor = answer(["doctor"], capsys)
+    assert doctor["healthy"] and doctor["lines"] and doctor["hosts"] == []
+    assert command(["eval", "RUN=slow", "TASKS=x", "JSON=1"]) == 2
+    assert "lm-eval writes JSON" in capsys.readouterr().err
     assert "first-run" in {recipe["name"] for recipe in answer(["recipes"], capsys)["recipes"]}
     assert json.loads(json_output.FILE.read_text()) == json_output.schema()
 

@@ -13,6 +13,7 @@ import pytest
 from report_runs import SAMPLE, START, make_run, metric
 
 from trainfleet.health.heartbeat_format import Beat, write_beats
+from trainfleet.health.lease import Launching, show_launching
 from trainfleet.report import html, panels, plots, refresh
 from trainfleet.report.history import clock, duration, moment, quantity, read
 from trainfleet.report.summary import status
@@ -72,7 +73,7 @@ def test_page_is_whole_and_fetches_nothing(tmp_path: Path) -> None:
     ):
         assert expected in shown.text
     assert SAMPLE["prompt"] + SAMPLE["text"] in shown.text
-    assert "Rank 1 is the slowest in" in shown.text
+    assert re.search(r"Rank 1 is the slowest in \d+ % of the steps", shown.text)
     assert "<details><summary>" in run.report.read_text().partition("Resolved config")[2], (
         "it is folded"
     )
@@ -95,6 +96,18 @@ def test_the_page_of_a_run_that_trains_reads_itself_anew_and_says_who_is_slow(
     shown = page(run)
     assert '<meta http-equiv="refresh" content="15">' in run.report.read_text()
     assert shown.text.index("rank 1node 1step 40") < shown.text.index("rank 0node 0step 40")
+
+
+def test_before_its_first_step_the_page_says_what_the_slowest_rank_does(tmp_path: Path) -> None:
+    run = make_run(tmp_path, done=0, status="running", unattended=True)
+    assert "starting ranks" in page(run).text and "running · starting ranks" in status(run)
+    for rank, phase in enumerate(("step", "load")):
+        write_beats(run.folder, rank, 0, [Beat(rank, rank, 7, 0, phase, 1, 12.0, time.time())])
+    assert "loading model and data for 12 s" in page(run).text
+    assert "running · loading model and data for 12 s\n" in status(run)
+    launched = Run(tmp_path / "launched")
+    show_launching(launched, Launching("make train, typed by me", 1, "1"), obeyed=False)
+    assert read(launched).phase == "being launched: make train, typed by me"
 
 
 def test_the_start_is_the_first_start_and_versions_and_own_keys_are_told(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 import verbs
@@ -16,6 +18,7 @@ from s3server import serve
 from trainfleet.checkpoints.marker import MARKER
 from trainfleet.checkpoints.store import CheckpointStore
 from trainfleet.config import dump_resolved, load_resolved
+from trainfleet.report import json_output
 
 OLD = Path(__file__).parent / "old_checkpoint"
 VERBS = {
@@ -43,11 +46,13 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def enter(folder: Path, module: str, *words: str, **variables: str) -> str:
+def enter(
+    folder: Path, module: str, *words: str, code: int = 0, errors: bool = True, **variables: str
+) -> str:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | variables
     done = subprocess.run([sys.executable, "-m", module, *words], cwd=folder, env=environment, text=True, check=False,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
-    assert done.returncode == 0, done.stdout
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT if errors else subprocess.DEVNULL)  # fmt: skip
+    assert done.returncode == code, done.stdout
     return done.stdout
 
 
@@ -60,6 +65,30 @@ def test_a_verb_answers_and_leaves_the_run_as_it_was(home: Path, module: str) ->
     if module.endswith("export"):
         exported = {path.name for path in (home / "out").iterdir()}
         assert exported >= {"config.json", "model.safetensors", "README.md"}
+
+
+def test_scripts_get_json_of_a_checkpoint_its_scores_and_its_data(home: Path) -> None:
+    """A damaged checkpoint gets the same object with its fault, and the exit code of the text."""
+    schema = json.loads(json_output.FILE.read_text())
+    words = {"eval": (), "inspect": ("SAMPLE=1", "VERIFY=1"), "verify": ()}
+    found = {}
+    for verb, more in words.items():
+        found[verb] = json.loads(enter(home, "trainfleet", verb, "RUN=old", "JSON=1", *more))
+        jsonschema.validate(found[verb], schema | {"$ref": f"#/$defs/{verb}"})
+    assert found["verify"]["checkpoint"]["step"] == 4 and not found["verify"]["checkpoint"]["fault"]
+    assert found["eval"]["loss"] > 1 and found["eval"]["name"] == "old"
+    looked = found["inspect"]
+    assert looked["sample"] == 1 and looked["files_verified"] == 2 * looked["shards"]
+    assert len(looked["ids"]) > 8 and "word" in looked["text"]
+    whole = home / "runs/old/checkpoints/step-00000004"
+    file = max(whole.iterdir(), key=lambda path: path.stat().st_size)
+    content = file.read_bytes()
+    file.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+    try:
+        said = enter(home, "trainfleet", "verify", "RUN=old", "JSON=1", code=1, errors=False)
+    finally:
+        file.write_bytes(content)
+    assert file.name in json.loads(said)["checkpoint"]["fault"]
 
 
 def test_a_checkpoint_in_a_bucket_is_read_too(home: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable
+from contextlib import redirect_stdout
 from typing import TYPE_CHECKING
 
 from ..launch.command import config_of, config_to_examine, run_named, settings_of
@@ -60,7 +62,16 @@ def doctor(variables: Variables, started: float) -> int:
     from ..launch.provisioning import examine
 
     lifted = variables.get("LIFT", "").replace(",", " ").split()
-    return examine(config_to_examine(settings_of(variables)), lifted)
+    config, faults = config_to_examine(settings_of(variables)), dict[str, list[str]]()
+    if not flag(variables, "JSON"):
+        return examine(config, lifted, faults)
+    from ..report.json_output import DoctorOutput, HostHealth, emit
+
+    with redirect_stdout(io.StringIO()) as said:
+        code = examine(config, lifted, faults)
+    hosts = tuple(HostHealth(name, tuple(found)) for name, found in faults.items())
+    emit(DoctorOutput(code == 0, hosts, tuple(said.getvalue().splitlines())))
+    return code
 
 
 def ls(variables: Variables, started: float) -> int:

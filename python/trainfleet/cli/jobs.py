@@ -4,13 +4,14 @@ faults into it.
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING
 
 from ..launch.command import config_of, plan_for, plan_of, settings_of, sized
-from ..process.processes import run_module
+from ..process.processes import ask_module, run_module
 from ..run.run_folder import Run, run_of
 from ..trust.errors import ConfigError, Problem
 from ..trust.spelling import suggest
@@ -222,6 +223,7 @@ def inspect(variables: Variables, started: float) -> int:
     """Prints a sample in training order. VERIFY=1 first checks all files of the dataset."""
     from ..config import dump_resolved
     from ..launch.run_location import forwarded
+    from ..report.json_output import InspectOutput, emit
 
     sample = number(variables, "SAMPLE", 0)
     config, _ = config_of(settings_of(variables))
@@ -231,9 +233,11 @@ def inspect(variables: Variables, started: float) -> int:
     with NamedTemporaryFile("w", encoding="utf-8", suffix=".yaml") as file:
         file.write(dump_resolved(config))
         file.flush()
-        return run_module(
-            "trainfleet.data.inspect",
-            file.name,
-            str(sample),
-            VERIFY="1" if flag(variables, "VERIFY") else "0",
-        )
+        words = ("trainfleet.data.inspect", file.name, str(sample))
+        full = "1" if flag(variables, "VERIFY") else "0"
+        if not flag(variables, "JSON"):
+            return run_module(*words, VERIFY=full, JSON="")
+        code, text = ask_module(*words, VERIFY=full, JSON="1")
+    if code == 0:
+        emit(InspectOutput(**json.loads(text)))
+    return code

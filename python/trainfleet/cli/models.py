@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import re
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stdout
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..launch import run_location
 from ..launch.command import run_trained, store_named
-from ..process.processes import run_module
-from ..trust.errors import ConfigError, RunError
+from ..process.processes import ask_module, run_module
+from ..trust.errors import ConfigError, InputError, RunError
 from ..trust.safe_output import unguarded
 from .variables import Variables, amount, flag, number
 
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from ..checkpoints.marker import Commit
     from ..checkpoints.store import CheckpointStore, ListedCheckpoint
     from ..report.json_output import CheckpointState
+
+VALUES, SCORES = "trainfleet.engine.checkpoint.verify", "trainfleet.engine.evaluate"
 
 
 def sample(variables: Variables, started: float) -> int:
@@ -96,13 +100,36 @@ def row(entry: ListedCheckpoint) -> tuple[str, ...]:
 
 def verify(variables: Variables, started: float) -> int:
     """Verifies a checkpoint's checksums, and checks all of its values."""
-    from ..checkpoints.marker import Broken
-    from ..report.history import layout, size
+    from ..report.json_output import VerifyOutput, emit
 
     if (code := run_location.forwarded("verify", variables)) is not None:
         return code
     name, store = store_named(variables)
     step = chosen(variables, store, name)
+    if not flag(variables, "JSON"):
+        require_intact(store, step)
+        return run_module(VALUES, store.address(step))
+    entry, fault = store.look_at(step), "was not read to the end"
+    try:
+        with redirect_stdout(io.StringIO()):
+            require_intact(store, step)
+        code, _ = ask_module(VALUES, entry.address)
+        fault = "a tensor is incomplete or not finite; stderr names it" if code else ""
+    except (RunError, InputError) as error:
+        fault = ": ".join(filter(None, (error.what, error.why)))
+        raise
+    finally:
+        emit(VerifyOutput(facts(replace(entry, fault=fault))))
+    return code
+
+
+def require_intact(store: CheckpointStore, step: int) -> None:
+    """Prints what a checkpoint consists of, and reads all of its files. Raises Broken if any byte
+    differs.
+    """
+    from ..checkpoints.marker import Broken
+    from ..report.history import layout, size
+
     commit = store.read(step)
     print(
         f"{store.address(step)}: {len(commit.files)} files, {size(commit.size)}, saved by "
@@ -119,7 +146,6 @@ def verify(variables: Variables, started: float) -> int:
             then=then,
         )
     print(f"every byte is intact ({len(commit.files)} checksums)", flush=True)
-    return run_module("trainfleet.engine.checkpoint.verify", store.address(step))
 
 
 def chosen(variables: Variables, store: CheckpointStore, name: str) -> int:
@@ -159,13 +185,25 @@ def eval(variables: Variables, started: float) -> int:
     """Evaluates loss, perplexity and accuracy of the latest checkpoint on the validation split.
     TASKS runs lm-eval instead.
     """
+    as_json = flag(variables, "JSON")
+    if "TASKS" in variables and as_json:
+        message = "can't be combined with TASKS; lm-eval writes JSON to evaluation/ in the run"
+        raise ConfigError.of("JSON", message, next="make eval JSON=1")
     if "TASKS" in variables:
         from ..launch.lm_eval import evaluate
 
         return evaluate(variables, variables["TASKS"])
     if (code := run_location.forwarded("eval", variables)) is not None:
         return code
-    return run_module("trainfleet.engine.evaluate", str(run_trained(variables).folder))
+    run = run_trained(variables)
+    if not as_json:
+        return run_module(SCORES, str(run.folder))
+    code, _ = ask_module(SCORES, str(run.folder))
+    if code == 0:
+        from ..report.json_output import EvalOutput, emit
+
+        emit(EvalOutput(run.name, **run.read_results()["evaluation"]))
+    return code
 
 
 def export(variables: Variables, started: float) -> int:

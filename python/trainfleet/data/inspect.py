@@ -1,12 +1,14 @@
 """Prints a training sample as text: `python -m trainfleet.data.inspect CONFIG_YAML [SAMPLE]`.
-VERIFY=1 checks every file first.
+VERIFY=1 checks every file first, and JSON=1 prints JSON.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from ..config import load_resolved
 from ..config.types import Config
@@ -18,6 +20,10 @@ from .description import table
 from .shards import verify
 from .tokenizer import load
 
+# manifest fields that JSON=1 prints
+FACTS = ("identity", "tokens", "validation_tokens", "documents", "validation_documents",
+         "text_bytes", "vocabulary_size", "dtype")  # fmt: skip
+
 
 def inspect(config: Config, sample: int, full: bool) -> Iterator[str]:
     """Yields lines that describe the dataset, the position of global sample `sample`, and its text.
@@ -27,17 +33,40 @@ def inspect(config: Config, sample: int, full: bool) -> Iterator[str]:
     if full:
         yield from verify(dataset.store, dataset.manifest)
     yield from (f"{name:>16}  {value}" for name, value in table(dataset.manifest))
+    position, source, ids = read_sample(config, dataset, sample)
+    end = dataset.manifest.end_of_document
+    yield (
+        f"{'sample':>16}  {sample:,}: position {position:,} in {source}, {len(ids)} "
+        f"tokens, {ids.count(end)} documents end in it"
+    )
+    yield ""
+    yield _marked(load(dataset.folder).decode, ids, end)
+
+
+def facts(config: Config, sample: int, full: bool) -> dict[str, Any]:
+    """Returns the dataset's facts and one sample, as `make inspect JSON=1` prints them."""
+    dataset = Dataset.open(run_folder.DATA / config.data.name, config.data)
+    files = sum(1 for _ in verify(dataset.store, dataset.manifest)) if full else 0
+    position, source, ids = read_sample(config, dataset, sample)
+    return {name: getattr(dataset.manifest, name) for name in FACTS} | {
+        "dataset": config.data.name,
+        "shards": len(dataset.manifest.shards),
+        "files_verified": files,
+        "sample": sample,
+        "position": position,
+        "source": source,
+        "ids": ids,
+        "text": load(dataset.folder).decode(ids),
+    }
+
+
+def read_sample(config: Config, dataset: Dataset, sample: int) -> tuple[int, str, list[int]]:
+    """Returns a global sample's position, its source, and its token ids."""
     length, seed = config.train.sequence_length, config.train.seed
     sources, positions = dataset.positions("train", sample, 1, length, seed)
     ids = dataset.batch("train", sample, 1, length, seed)[0]
-    ends = int((ids == dataset.manifest.end_of_document).sum())
     source = config.data.mixture[int(sources[0])].path if dataset.weights else "all sources"
-    yield (
-        f"{'sample':>16}  {sample:,}: position {int(positions[0]):,} in {source}, {len(ids)} "
-        f"tokens, {ends} documents end in it"
-    )
-    yield ""
-    yield _marked(load(dataset.folder).decode, ids.tolist(), dataset.manifest.end_of_document)
+    return int(positions[0]), source, ids.tolist()
 
 
 def _marked(decode: Callable[[list[int]], str], ids: list[int], end: int) -> str:
@@ -50,10 +79,12 @@ def _marked(decode: Callable[[list[int]], str], ids: list[int], end: int) -> str
 
 @telling
 def main(arguments: list[str]) -> int:
-    config = load_resolved(Path(arguments[0]))
-    for line in inspect(
-        config, int(arguments[1]) if arguments[1:] else 0, os.environ.get("VERIFY") == "1"
-    ):
+    config, full = load_resolved(Path(arguments[0])), os.environ.get("VERIFY") == "1"
+    sample = int(arguments[1]) if arguments[1:] else 0
+    if os.environ.get("JSON"):
+        print(json.dumps(facts(config, sample, full)))
+        return 0
+    for line in inspect(config, sample, full):
         print(line)
     return 0
 

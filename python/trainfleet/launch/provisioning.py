@@ -132,9 +132,9 @@ def shares_one_machine(config: Config) -> bool:
     return backend_of(config).is_here
 
 
-def examine(config: Config, lift: Sequence[str]) -> int:
-    """Releases the hosts in `lift` from quarantine, then examines the nodes. Returns the exit code
-    of `make doctor`.
+def examine(config: Config, lift: Sequence[str], faults: dict[str, list[str]]) -> int:
+    """Releases the hosts in `lift` from quarantine, then examines the nodes. Adds each host's
+    problems to `faults`. Returns the exit code of `make doctor`.
     """
     say_unheard(config)
     quarantine = Quarantine()
@@ -142,7 +142,7 @@ def examine(config: Config, lift: Sequence[str]) -> int:
         print(f"released from quarantine: {quarantine.lift(name)}")
     backend = backend_of(config)
     if Can.EXAMINE in backend.can and (head := backend.head()):
-        return examine_hosts(config, head, quarantine)
+        return examine_hosts(config, head, quarantine, faults)
     for entry in quarantine.entries().values() if Can.LEAVE_OUT in backend.can else ():
         print(f"in quarantine: {entry}; run make doctor LIFT={entry.host} to release it")
     if found := backend.probe():
@@ -154,9 +154,11 @@ def examine(config: Config, lift: Sequence[str]) -> int:
     return make_ready(config)
 
 
-def examine_hosts(config: Config, head: Head, quarantine: Quarantine) -> int:
+def examine_hosts(
+    config: Config, head: Head, quarantine: Quarantine, faults: dict[str, list[str]]
+) -> int:
     """Prints each host's status and problems, the state of the fabric, and the command to run next.
-    Returns the exit code.
+    Adds the problems to `faults`. Returns the exit code.
     """
     from ..hosts.host_results import Board
     from ..hosts.preflight import examine as examine_fleet
@@ -171,6 +173,7 @@ def examine_hosts(config: Config, head: Head, quarantine: Quarantine) -> int:
             said = list(map(str, report.against(host)))
             if host in held:
                 said.append(f"in quarantine: {held[host].evidence}")
+            faults[host.name] = said
             board.show(host, "FAILED" if said else "ok", "; ".join(said))
         if report.passed:
             tried, wrong = collectives(transport, head.located, report.facts)

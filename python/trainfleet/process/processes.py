@@ -90,14 +90,27 @@ def run_module(module: str, *words: str, **environment: str) -> int:
     Raises:
         RunError: torch is not installed.
     """
+    return _run(None, module, words, environment).returncode
+
+
+def ask_module(module: str, *words: str, **environment: str) -> tuple[int, str]:
+    """Returns the exit code and the stdout of a module that runs as in `run_module`."""
+    done = _run(subprocess.PIPE, module, words, environment)
+    return done.returncode, done.stdout
+
+
+def _run(
+    stdout: int | None, module: str, words: tuple[str, ...], environment: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
     if find_spec("torch") is None:
         raise RunError(
             "torch is not installed in this Python", where=sys.executable, next="make setup"
         )
     command = [sys.executable, "-m", module, *words]
+    variables = os.environ | environment
     return subprocess.run(
-        command, env=os.environ | environment, preexec_fn=die_with_parent, check=False
-    ).returncode
+        command, env=variables, preexec_fn=die_with_parent, check=False, stdout=stdout, text=True
+    )
 
 
 def identity(pid: int) -> str:

@@ -12,7 +12,9 @@ from functools import cached_property
 from pathlib import Path
 from statistics import median
 
-from ..health.lease import read_holder
+from ..health import fence
+from ..health.heartbeat_format import PHASES, Beat, read_beats, stage
+from ..health.lease import read_holder, read_launching
 from ..run.run_folder import Record, Run, is_locked
 from ..trust import untrusted_input
 from ..trust.errors import ConfigError, InputError
@@ -24,6 +26,11 @@ BREAKS = ("fault", "stopped", "restarted", "resumed")
 STAGES = ("tokenize", "startup", "train", "validate", "checkpoint")
 TELLING = ("message", "who", "cause", "words")  # event fields that are shown without their name
 UNKNOWN = "—"
+WORDS = {  # heartbeat phases before the first step
+    "start": "starting ranks",
+    "load": "loading model and data",
+    "compile": "compiling",
+}
 OPENING, LONGEST_OPENING = 3, 40  # maximum words and characters of a suggested prompt
 
 
@@ -103,6 +110,25 @@ class History:
             return ""
         noted = f"recorded {duration(max(0, round(time.time() - turns[-1]['time'])))} ago"
         return f"{turns[-1].get('phase')}: {turns[-1].get('reason')} ({noted})"
+
+    @property
+    def phase(self) -> str:
+        """Returns what a run does before its first logged step, according to its scheduler, its
+        slowest rank or its launch. Returns "" for a run that has logged a step or is not active.
+        """
+        if self.metrics or self.status not in ("running", "not started"):
+            return ""
+        if self.status == "not started":
+            launch = read_launching(self.run)
+            return f"being launched: {launch}" if launch else ""
+        beats: Collection[Beat] = ()
+        with suppress(OSError, InputError):
+            beats = read_beats(self.run.folder, fence.current(self.run.folder).order).values()
+        if self.waits_for or not beats:
+            return self.waits_for or "starting ranks"
+        slowest = min(beats, key=lambda beat: (PHASES.index(beat.phase), beat.step))
+        words = WORDS.get(slowest.phase, f"{stage(slowest)}, no step logged yet")
+        return f"{words} for {duration(slowest.phase_seconds)}"
 
     @property
     def step(self) -> int:

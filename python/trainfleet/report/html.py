@@ -92,7 +92,9 @@ def write(run: Run) -> Path:
     ]
     page = Template(PAGE.read_text(encoding="utf-8"))
     fresh = (
-        f'<meta http-equiv="refresh" content="{REFRESH}">' if history.status == "running" else ""
+        f'<meta http-equiv="refresh" content="{REFRESH}">'
+        if history.status == "running" or history.phase
+        else ""
     )
     write_atomic(
         run.report,
@@ -115,7 +117,7 @@ def _section(title: str, body: str, kind: str = "") -> str:
 
 
 def _header(history: History, rehearsed: rehearsal_table.Rehearsal | None) -> str:
-    results, facts = history.results, []
+    results, facts = history.results, [history.phase] * bool(history.phase)
     model, nodes, world = (
         results.get("model") or {},
         results.get("nodes"),

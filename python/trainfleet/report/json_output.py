@@ -130,6 +130,88 @@ class CheckpointsOutput:
 
 
 @dataclass(frozen=True)
+class VerifyOutput:
+    checkpoint: CheckpointState
+    """The checkpoint. `fault` is null if every byte and every number is intact."""
+
+
+@dataclass(frozen=True)
+class EvalOutput:
+    """Mean scores over all predicted tokens of the validation split."""
+
+    name: str
+    """Name of the run."""
+    sequences: int
+    """Number of validation sequences."""
+    loss: float
+    """Loss, in nats per predicted token."""
+    perplexity: float
+    """Exponential of the loss."""
+    accuracy: float
+    """Fraction of correct predictions, from 0 to 1."""
+    baseline: float
+    """Accuracy of always predicting the most common token."""
+    pair_accuracy: float | None
+    """Accuracy of predicting the order of two segments, or null for a model without this task."""
+    bits_per_byte: float | None
+    """Loss in bits per UTF-8 byte of text, or null for a masked model."""
+
+
+@dataclass(frozen=True)
+class InspectOutput:
+    dataset: str
+    """Name of the dataset."""
+    identity: str
+    """Hash of the shards and the tokenizer."""
+    tokens: int
+    """Tokens in the training split."""
+    validation_tokens: int
+    """Tokens in the validation split."""
+    documents: int
+    """Documents in both splits."""
+    validation_documents: int
+    """Documents in the validation split."""
+    text_bytes: int
+    """Size of the text, in bytes."""
+    vocabulary_size: int
+    """Number of tokens that the tokenizer knows."""
+    dtype: str
+    """Integer type of the stored tokens."""
+    shards: int
+    """Number of shards."""
+    files_verified: int
+    """Number of files whose checksums were verified; 0 without VERIFY=1."""
+    sample: int
+    """Number of the sample in the training order."""
+    position: int
+    """Position of the sample within its source."""
+    source: str
+    """Source of the sample, or `all sources`."""
+    ids: tuple[int, ...]
+    """Token ids of the sample."""
+    text: str
+    """Text of the sample."""
+
+
+@dataclass(frozen=True)
+class HostHealth:
+    name: str
+    """Name of the host."""
+    faults: tuple[str, ...]
+    """Problems of the host. Empty if it passed."""
+
+
+@dataclass(frozen=True)
+class DoctorOutput:
+    healthy: bool
+    """Whether all checks passed."""
+    hosts: tuple[HostHealth, ...]
+    """Examined hosts. Empty unless the backend reaches hosts over SSH."""
+    lines: tuple[str, ...]
+    """What the verb prints without JSON=1."""
+
+
+@dataclass(frozen=True)
 class RecipeLine:
     name: str
     """Name to pass as RECIPE."""
@@ -221,6 +303,10 @@ Output = (
     | RunsOutput
     | CompareOutput
     | CheckpointsOutput
+    | VerifyOutput
+    | EvalOutput
+    | InspectOutput
+    | DoctorOutput
     | RecipesOutput
     | LsOutput
 )
@@ -230,6 +316,10 @@ OUTPUTS: dict[str, type[Output]] = {
     "runs": RunsOutput,
     "compare": CompareOutput,
     "checkpoints": CheckpointsOutput,
+    "verify": VerifyOutput,
+    "eval": EvalOutput,
+    "inspect": InspectOutput,
+    "doctor": DoctorOutput,
     "recipes": RecipesOutput,
     "ls": LsOutput,
 }

@@ -106,7 +106,9 @@ def _slowest(history: History) -> Figure | None:
         return None
     rank, times = Counter(history.series("slowest_rank")[1]).most_common(1)[0]
     figure, axes = frame(
-        f"Rank {rank:.0f} is the slowest in {times / len(steps):.0%} of the steps", history, HEIGHT
+        f"Rank {rank:.0f} is the slowest in {100 * times / len(steps):.0f} % of the steps",
+        history,
+        HEIGHT,
     )
     many = len(steps) > MANY
     axes.plot(*history.series("median_own"), color=BLUE, lw=1.6, label="median", rasterized=many)

@@ -56,6 +56,8 @@ def status(run: Run, heard: str = "") -> str:
 def _headline(history: History, heard: str = "") -> str:
     if history.status == "running" and history.waits_for:
         return heard or history.waits_for
+    if history.status == "running" and history.phase:
+        return f"running · {history.phase}"
     if not history.metrics:
         return f"{history.status}, no step logged yet" if history.results else history.status
     done = history.step / max(history.steps_total, 1)
