@@ -1,10 +1,10 @@
 """Platform for Trn1 (trainfleet.config.platforms): PyTorch/XLA is the device, and NxD Core splits
 the model.
 
-device                          a Trn1 NeuronCore
-parts, layers, shards, stages   a rank's part of the model, built with NxD Core
-weights, folder, files          checkpoints in NxD Core's format, read and written without NxD Core;
-                                `folder` does not import torch
+device                  a Trn1 NeuronCore
+parts, layers, shards   a rank's part of the model, built with NxD Core
+weights, folder         checkpoints in NxD Core's format, read and written without NxD Core;
+                        `folder` does not import torch
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ class Platform:
     described = staticmethod(folder.described)
 
     def load(self, checkpoint: Path, shape: Any, sizes: Any) -> Any:
-        from .files import load
+        from .weights import load
 
         return load(checkpoint, shape, sizes)
 
     def saving(
         self, config: Config, degrees: Degrees, where: str
     ) -> Callable[[Any, Path], list[str]]:
-        from . import files, weights
+        from . import weights
 
         layout, shape = config.train.parallelism, config.model
         found = weights.Degrees(degrees[0] or layout.tensor, degrees[1] or layout.pipeline)
@@ -58,4 +58,4 @@ class Platform:
             raise RunError(
                 f"can't be exported for NxD Core with {found}", where=where, why=why, next=then
             )
-        return lambda whole, out: files.save(whole, shape, found, out)
+        return lambda whole, out: weights.save(whole, shape, found, out)

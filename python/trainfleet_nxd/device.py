@@ -42,7 +42,7 @@ class NeuronXla(Core):
                 SDK's.
         """
         check_packages()
-        # the job sets all other variables (plan/neuron_environment.py)
+        # the job sets all other variables (plan/environment.yaml)
         os.environ.setdefault("PJRT_DEVICE", "NEURON")
         super().__init__()
         # set by neuron_parallel_compile (node/precompile.py)

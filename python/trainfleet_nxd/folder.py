@@ -6,7 +6,7 @@ config.json.
     <folder>/<tag>/model/… .pt.tensors/tensor_N.pt              with use_xser: each tensor in a
     separate file
 
-Only ranks read the contents of the files (`files`), with torch. Source: fbac349,
+Only ranks read the contents of the files (`weights`), with torch. Source: fbac349,
 trainer/checkpoint.py.
 """
 

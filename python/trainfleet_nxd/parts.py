@@ -44,7 +44,6 @@ from trainfleet.trust.errors import RunError
 
 from . import layers as nxd_layers
 from . import shards as nxd_shards
-from . import stages as nxd_stages
 from .shards import Slice
 
 SETTLED = 2  # initial steps that may compile; optimizer state exists from the second on
@@ -100,7 +99,7 @@ class Nxd:
         if layout.pipeline > 1:  # later stages see only slices of the sequence
             self.root.positions = torch.arange(self.length, device=self.device.torch_device)
         self.stages = (
-            nxd_stages.Stages(self.root, layout.pipeline, self.grid.stage)
+            nxd_layers.Stages(self.root, layout.pipeline, self.grid.stage)
             if layout.pipeline > 1
             else None
         )

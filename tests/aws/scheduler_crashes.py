@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainfleet.cloud.scheduler_resource_types import ENDED, LOGS
+from trainfleet.cloud.resource_types import ENDED, LOGS
 from trainfleet.storage.s3_sync_agent import BUCKET
 
 from . import logs  # noqa: F401  what CloudWatch Logs answers

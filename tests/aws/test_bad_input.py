@@ -12,7 +12,7 @@ from aws.account import Account
 from aws.amis import AMIS
 from aws.crashes import World
 from aws.fleets import INPUTS, RESERVATION, SUBNET, VPC, fleet
-from trainfleet.cloud.api_errors import NotAws
+from trainfleet.cloud.calls import NotAws
 from trainfleet.cloud.permissions import needed
 
 ELSEWHERE = {

@@ -41,7 +41,8 @@ def allow(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def running(kind: str, **words: Any) -> dict[str, Any]:
-    return {"Reservations": [{"Instances": [{"InstanceType": kind, **words}]}]}
+    row = {"InstanceType": kind, "State": {"Name": "running"}, **words}
+    return {"Reservations": [{"Instances": [row]}]}
 
 
 GOOD: Answers = {
@@ -185,6 +186,20 @@ def test_a_quota_counts_what_others_run_and_not_our_own(account: Any) -> None:
     spot = running("p4d.24xlarge", InstanceLifecycle="spot")
     account(GetServiceQuota=lambda _: {"Quota": {"Value": float(TWO)}}, DescribeInstances=spot)
     assert told(fleet()) == "", "a spot instance counts against another quota"
+
+
+def test_the_builder_of_the_environment_counts_against_its_own_quota(account: Any) -> None:
+    def quota(request: dict[str, Any]) -> dict[str, Any]:
+        return {"Quota": {"Value": 3.0 if request["QuotaCode"] == "L-1216C47A" else 1000.0}}
+
+    account(GetServiceQuota=quota)
+    config = fleet()
+    lacks = "1 x c7i.xlarge need 4 vCPUs, but your quota 'Running On-Demand Standard"
+    assert lacks in told(config)
+    built = replace(config, fleet=replace(config.fleet, python="/usr/bin/python3"))
+    assert told(built) == "", "no environment is built"
+    account(GetServiceQuota=quota, DescribeInstances=running("p5.48xlarge"))
+    assert lacks not in told(config), "a fleet that has nodes has its environment"
 
 
 def test_a_quota_that_the_account_never_asked_for_is_the_default(account: Any) -> None:

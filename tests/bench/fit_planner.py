@@ -21,8 +21,7 @@ from typing import Any
 import numpy as np
 
 from trainfleet.config import speed
-from trainfleet.config.speed import Constants
-from trainfleet.config.step_work import DeviceSpeed, Work
+from trainfleet.config.step_work import Constants, DeviceSpeed, Work
 from trainfleet.hardware import accelerators, node_types
 
 ROWS = Path(__file__).parent / "published.jsonl"

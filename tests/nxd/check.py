@@ -205,8 +205,8 @@ class Check:
         from trainfleet.config import huggingface_config as shapes
         from trainfleet.config import load_resolved
         from trainfleet.models import huggingface_weights
-        from trainfleet_nxd import files as nxd_files
         from trainfleet_nxd import folder as nxd_folder
+        from trainfleet_nxd import weights as nxd_files
         from trainfleet_nxd.weights import Degrees
 
         keys, tensor, stages = FORMATS[name]
@@ -257,8 +257,8 @@ class Check:
 
         import torch
 
-        from trainfleet_nxd import files as nxd_files
         from trainfleet_nxd import folder as nxd_folder
+        from trainfleet_nxd import weights as nxd_files
 
         shutil.rmtree(folder / "ours")
         nxd_files.save(whole, shape, degrees, folder / "ours")

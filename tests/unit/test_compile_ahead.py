@@ -16,7 +16,7 @@ from trainfleet.config import Config, Settings, load
 from trainfleet.launch import compiling
 from trainfleet.node import entrypoint, precompile
 from trainfleet.node.placement import Placement
-from trainfleet.plan import neuron_environment
+from trainfleet.plan import job as neuron
 from trainfleet.plan.job import Job, train_job
 from trainfleet.plan.measurement import compile_only
 from trainfleet.report import compilation
@@ -96,14 +96,14 @@ def test_the_cache_is_where_all_nodes_see_it(
     tmp_path: Path, settings: str, kind: str, cache: str
 ) -> None:
     config = read(tmp_path, settings, kind)
-    assert cache in neuron_environment.environment(config).values()
-    assert neuron_environment.compiles_ahead(config)
+    assert cache in neuron.neuron_environment(config).values()
+    assert neuron.compiles_ahead(config)
 
 
 def test_stochastic_rounding_goes_with_bf16(tmp_path: Path) -> None:
     name = "NEURON_RT_STOCHASTIC_ROUNDING_EN"
-    assert neuron_environment.environment(read(tmp_path, "train.precision=bf16"))[name] == "1"
-    assert neuron_environment.environment(read(tmp_path, "train.precision=fp32"))[name] == "0"
+    assert neuron.neuron_environment(read(tmp_path, "train.precision=bf16"))[name] == "1"
+    assert neuron.neuron_environment(read(tmp_path, "train.precision=fp32"))[name] == "0"
 
 
 def test_what_compiles_nothing_is_told_so(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from test_beginning import desk as desk
 from test_beginning import hugging_face, told
 
 from trainfleet.config import huggingface_config
-from trainfleet.config.foreign_formats import FORMATS
+from trainfleet.config.conversion import FORMATS
 from trainfleet.config.vocabulary import Vocabulary
 from trainfleet.config.weight_files import WEIGHTS
 from trainfleet.trust.errors import DataError, InputError
@@ -69,5 +69,5 @@ def test_a_foreign_tokenizer_is_named_with_what_to_do(tmp_path: Path, name: str,
 def test_every_format_has_a_test() -> None:
     names = [*FOLDERS, "tekken.json", "qwen.tiktoken"]
     assert all(
-        any(fnmatchcase(name, mark) for name in names for mark in marks) for marks, _, _ in FORMATS
+        any(fnmatchcase(name, mark) for name in names for mark in row["files"]) for row in FORMATS
     )

@@ -13,8 +13,7 @@ from trainfleet.cli import main as command
 from trainfleet.config import Config, Settings, load
 from trainfleet.hardware import node_types
 from trainfleet.hardware.node_types import INSTANCE_TYPES, Tariff
-from trainfleet.plan.machine_choice import SURE, Bid, best, bids, chance
-from trainfleet.plan.sizing import Wish, knee, size_of, sizes
+from trainfleet.plan.sizing import SURE, Bid, Wish, best, bids, chance, knee, size_of, sizes
 from trainfleet.recipes import FOLDER
 from trainfleet.trust.errors import ConfigError
 

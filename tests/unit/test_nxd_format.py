@@ -24,7 +24,6 @@ from trainfleet.config import load_resolved, platforms
 from trainfleet.config.types import Model
 from trainfleet.models import huggingface_weights
 from trainfleet.trust.errors import RunError, TrainfleetError
-from trainfleet_nxd import files as nxd_files
 from trainfleet_nxd import folder as nxd_folder
 from trainfleet_nxd import weights as nxd
 from trainfleet_nxd.weights import Degrees
@@ -50,14 +49,12 @@ def make(shape: Model) -> models.Network:
 
 
 def save(model: models.Network, degrees: Degrees, folder: Path) -> Path:
-    nxd_files.save(
-        huggingface_weights.outgoing(model, model.shape.family), model.shape, degrees, folder
-    )
-    return folder / nxd_files.TAG
+    nxd.save(huggingface_weights.outgoing(model, model.shape.family), model.shape, degrees, folder)
+    return folder / nxd.TAG
 
 
 def load(tag: Path, shape: Model) -> dict[str, Tensor]:
-    return nxd_files.load(
+    return nxd.load(
         tag, shape, huggingface_weights.sizes_of(models.build(shape).named_parameters())
     )
 

@@ -10,9 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TABLE: dict[str, list[str]] = json.loads((ROOT / "tests/nxd/signatures.json").read_text())
-FILES = [
-    ROOT / f"python/trainfleet_nxd/{name}.py" for name in ("parts", "layers", "shards", "stages")
-]
+FILES = [ROOT / f"python/trainfleet_nxd/{name}.py" for name in ("parts", "layers", "shards")]
 
 
 def taken(tree: ast.Module) -> set[str]:
@@ -63,7 +61,7 @@ def test_every_call_of_nxd_fits_its_signature(path: Path) -> None:
 
 def test_what_nxd_is_told_in_dicts_it_knows() -> None:
     """The pipeline's config becomes NxDPPModel's arguments."""
-    text = (ROOT / "python/trainfleet_nxd/stages.py").read_text()
+    text = (ROOT / "python/trainfleet_nxd/layers.py").read_text()
     tree = ast.parse(text)
     keys = {
         key.value

@@ -216,7 +216,7 @@ OPENS = {
     "process/install_paths.py:version", "recipes/__init__.py:_read", "report/html.py:write",
     # what a user has named: sources, keys, where a model goes
     "cloud/discovery.py:public_key", "data/documents.py:_library_text", "data/documents.py:read_plain", "data/source_files.py:open_file",
-    "../trainfleet_nxd/files.py:save", "engine/export.py:export", "engine/export.py:write", "models/huggingface_weights.py:save",
+    "../trainfleet_nxd/weights.py:save", "engine/export.py:export", "engine/export.py:write", "models/huggingface_weights.py:save",
     "hosts/mirror.py:bring_all", "hosts/ssh_config.py:trust", "hosts/ssh_config.py:read_lines",
     # in folders that this process has made, on this machine's own disk
     "backends/slurm/parallelcluster.py:_file", "data/shards.py:_bring", "data/local_copy.py:_bring_tokens", "data/local_copy.py:copy",

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from trainfleet.config import Settings, load, speed_inputs
-from trainfleet.config.speed import ON_CPUS, StepTime, step_of, tokens_per_second
+from trainfleet.config.speed import StepTime, step_of, tokens_per_second
 from trainfleet.config.speed_inputs import as_device, local_cpu, work_of
-from trainfleet.config.step_work import DeviceSpeed, HostOverheads, Work
+from trainfleet.config.step_work import ON_CPUS, DeviceSpeed, HostOverheads, Work
 from trainfleet.hardware import accelerators, node_types
 from trainfleet.plan.estimate import spread_of
 

@@ -22,8 +22,7 @@ from pathlib import Path
 import yaml
 
 from ..cloud import checks, clock, permissions, plan_text
-from ..cloud.api_errors import passing
-from ..cloud.calls import Calls
+from ..cloud.calls import Calls, passing
 from ..cloud.capacity import NOTHING, Paid, PrepaidCapacity
 from ..cloud.instances import BUILDER_TYPE
 from ..cloud.inventory import OwnedResource, costing, require_seen, total, weighed

@@ -20,11 +20,11 @@ from functools import partial
 from typing import Any
 
 from ..cloud import checks, quotas, scheduler_template
-from ..cloud.api_errors import passing
+from ..cloud.calls import passing
 from ..cloud.capacity import TrainingPlans
 from ..cloud.log_streams import streams
 from ..cloud.prices import Prices
-from ..cloud.scheduler_resource_types import ENDED, LOGS
+from ..cloud.resource_types import ENDED, LOGS
 from ..cloud.spending import Spending, of_sagemaker
 from ..cloud.template_inputs import slug
 from ..config import Config

@@ -14,8 +14,8 @@ from pathlib import Path
 from ..config import Config, platforms, weight_files
 from ..config import huggingface_config as shapes
 from ..config.addresses import HUB, folder_of, meant
+from ..config.conversion import told
 from ..config.families import Preset
-from ..config.foreign_formats import told
 from ..config.sizes import count_parameters
 from ..config.types import Model
 from ..run.run_folder import Run, run_of

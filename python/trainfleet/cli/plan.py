@@ -14,13 +14,11 @@ from ..launch import preflight, provisioning
 from ..launch.calibration import experience_of
 from ..launch.command import config_of, elsewhere, on_type, plan_of, settings_of
 from ..launch.run_location import is_nowhere, runs_programs, say_unheard
-from ..plan import machine_choice, sizing
+from ..plan import sizing
 from ..plan.estimate import Bill, estimate
-from ..plan.job import Artifact
-from ..plan.machine_choice import Bid
-from ..plan.neuron_environment import compiles_ahead
+from ..plan.job import Artifact, compiles_ahead
 from ..plan.plan import Plan, make_plan
-from ..plan.sizing import Wish
+from ..plan.sizing import Bid, Wish
 from ..report import json_output, proposal, sizing_tables
 from ..trust.errors import ConfigError
 from .variables import Variables, amounts, flag, typed
@@ -82,7 +80,7 @@ def _machines(variables: Variables, config: Config, wish: Wish) -> Iterator[str]
         what = "no machine can train on so many tokens within DAYS and USD"
         raise ConfigError.of("ANY", what, next=f"make plan TOKENS={wish.tokens:g} ANY=1")
     yield from sizing_tables.describe_machines(config, found, absent, wish)
-    best = machine_choice.best(found)
+    best = sizing.best(found)
     kind = "" if best.tariff.terms == "own" else f"fleet.instance_type={best.name}"
     words = variables | {"SET": f"{settings.set} {kind}".strip(), "NODES": str(best.size.nodes)}
     yield from ("", f"next: make plan{typed(words)}")
@@ -94,9 +92,7 @@ def _bids(config: Config, settings: Settings, wish: Wish) -> tuple[list[Bid], di
     types = [row for row in node_types.INSTANCE_TYPES.values() if row.accelerator]
     for row in [*([own] if own and own.owned else []), *types]:
         try:
-            found += machine_choice.bids(
-                config if row is own else on_type(settings, row.name), wish
-            )
+            found += sizing.bids(config if row is own else on_type(settings, row.name), wish)
         except ConfigError as error:
             first = error.problems[0]
             absent[row.name] = f"{first.key}: {first.message}" if first.key else first.message

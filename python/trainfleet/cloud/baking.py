@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from ..config import Config
 from ..hosts.install_steps import lock_hash
@@ -26,8 +25,7 @@ from ..hosts.platform import load_platform
 from ..hosts.tar import content_hash
 from ..trust.errors import CloudError
 from . import clock
-from .api_errors import passing
-from .calls import Calls
+from .calls import Calls, Row, passing
 from .cloudformation import CREATED
 from .prices import MONTH, cost_of
 from .resource_types import LOCK, amis
@@ -72,7 +70,7 @@ def baked(config: Config, calls: Calls) -> list[Baked]:
     return sorted(found, key=lambda one: one.made, reverse=True)
 
 
-def _baked(id_: str, tags: Mapping[str, str], row: Mapping[str, Any]) -> Baked:
+def _baked(id_: str, tags: Mapping[str, str], row: Row) -> Baked:
     disks = {
         str(disk.get("DeviceName")): disk.get("Ebs", {})
         for disk in row.get("BlockDeviceMappings", ())
@@ -199,7 +197,7 @@ class Oven:
             clock.sleep(AGAIN)
         return bool(found)
 
-    def snapshots(self, image: str) -> list[Mapping[str, Any]]:
+    def snapshots(self, image: str) -> list[Row]:
         """Returns an image's snapshots, by EC2's description `Created by CreateImage(i-...) for
         ami-...`.
         """

@@ -1,4 +1,5 @@
-"""Sends control requests to AWS: validates them by botocore's model, and explains refusals.
+"""Sends control requests to AWS: validates them by botocore's model, and converts botocore's errors
+to CloudErrors with the cause and the next step.
 
 `send` is a hook, which the tests' fakes and the crash matrix replace. S3's objects have a separate
 module (storage/s3.py), because nodes use it too. boto3 is loaded by the first request.
@@ -8,13 +9,19 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import threading
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from ..config import Config
-from ..trust.errors import CloudError, ConfigError
-from . import api_errors
+from ..config.tables import read_table
+from ..process.install_paths import page
+from ..trust.errors import CloudError, ConfigError, NotAsked
+from ..trust.safe_output import visible
 
 # Tries of a request in boto3's standard mode, which waits up to 20 s between two tries while AWS
 # throttles.
@@ -24,19 +31,21 @@ SECONDS = 30  # timeout for an answer
 ONCE = ("PurchaseCapacityBlock", "CreateTrainingPlan")
 PAGES = 10_000  # most pages of one listing, because a faulty server may never end it
 
-Send = Callable[[str, str, str, dict[str, Any]], dict[str, Any]]
+Json = dict[str, Any]  # request or response, or a part of a template
+Row = Mapping[str, Any]  # entry of a response
+Send = Callable[[str, str, str, Json], Json]
 
 
-def by_boto3(region: str, service: str, operation: str, request: dict[str, Any]) -> dict[str, Any]:
+def by_boto3(region: str, service: str, operation: str, request: Json) -> Json:
     """Sends a request with boto3 and returns the response. Raises botocore's errors, or NotAws."""
     from botocore import xform_name
 
     with _LOCK:  # clients are thread-safe, but their creation is not
         client = _client(region, service, 1 if operation in ONCE else TRIES)
-    answer: dict[str, Any] = getattr(client, xform_name(operation))(**request)
+    answer: Json = getattr(client, xform_name(operation))(**request)
     if "html" in answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("content-type", ""):
         # For some services, botocore parses a web page as an empty answer.
-        raise api_errors.NotAws(f"{operation} was answered with a page")
+        raise NotAws(f"{operation} was answered with a page")
     return answer
 
 
@@ -53,14 +62,14 @@ class Calls:
     def __init__(self, region: str) -> None:
         self.region = region
 
-    def __call__(self, service: str, operation: str, **request: Any) -> dict[str, Any]:
+    def __call__(self, service: str, operation: str, **request: Any) -> Json:
         """Sends the request and returns the response.
 
         Raises:
             CloudError: the request is invalid, or AWS refused it or did not respond. `code` is
                 AWS's error code.
         """
-        with api_errors.explained(self.region, service, operation):
+        with explained(self.region, service, operation):
             require_valid(service, operation, request)
             return send(self.region, service, operation, request)
 
@@ -80,7 +89,7 @@ class Calls:
         raise CloudError(what, where=where, next="run the same command again")
 
 
-def require_valid(service: str, operation: str, request: dict[str, Any]) -> None:
+def require_valid(service: str, operation: str, request: Json) -> None:
     """Raises botocore's ParamValidationError with every violation of the service's model."""
     from botocore.exceptions import ParamValidationError
     from botocore.validate import ParamValidator
@@ -168,3 +177,125 @@ def through_agent(region: str) -> str:
 def partition_of(region: str) -> str:
     """Returns the region's partition, which is part of ARNs."""
     return next((name for start, name in PARTITIONS.items() if region.startswith(start)), "aws")
+
+
+REFUSALS = read_table(Path(__file__).with_name("error_codes.yaml"))
+CODES = {meaning: frozenset(row["codes"]) for meaning, row in REFUSALS.items()}
+DENIED = CODES["denied"]
+CREDENTIALS, RENEW = (REFUSALS[meaning]["next"] for meaning in ("unknown key", "expired"))
+# IAM's names for services and actions that differ from botocore's
+PREFIXES = {
+    "resourcegroupstaggingapi": "tag",
+    "service-quotas": "servicequotas",
+    "efs": "elasticfilesystem",
+}
+ACTIONS = {
+    "s3:ListBuckets": "s3:ListAllMyBuckets",
+    "s3:HeadBucket": "s3:ListBucket",
+    "s3:ListObjectsV2": "s3:ListBucket",
+}
+# prefixes of botocore's errors about expired credentials
+RENEWABLE = ("UnauthorizedSSO", "SSOToken", "TokenRetrieval", "LoginRefresh", "LoginToken")
+MOST = 600  # characters of AWS's message
+
+
+def action(service: str, operation: str) -> str:
+    """Returns the IAM action of an operation, such as `ec2:RunInstances`."""
+    name = f"{PREFIXES.get(service, service)}:{operation}"
+    return ACTIONS.get(name, name)
+
+
+class NotAws(ValueError):
+    """Response that is a web page, such as a proxy's, instead of AWS's response."""
+
+
+@contextmanager
+def explained(region: str, service: str, operation: str) -> Iterator[None]:
+    """Reraises botocore's errors as CloudErrors."""
+    where = f"{service} {operation} in {region}"
+    try:
+        yield
+    except CloudError:
+        raise
+    except Exception as error:
+        import botocore.exceptions
+
+        if _is_unreadable(error):
+            raise _strange(where, error) from error
+        known = (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError)
+        if not isinstance(error, known):
+            raise
+        if answer := getattr(error, "response", None):
+            raise _refused(where, service, operation, answer) from error
+        raise _unanswered(where, error) from error
+
+
+@contextmanager
+def passing(*codes: str) -> Iterator[None]:
+    """Ignores CloudErrors with one of these codes."""
+    try:
+        yield
+    except CloudError as error:
+        if error.code not in codes:
+            raise
+
+
+def _refused(where: str, service: str, operation: str, answer: Json) -> CloudError:
+    code, said = _words(answer, "Code"), _words(answer, "Message")
+    why = f"{code}: {said}"
+    if code in DENIED:
+        named = re.search(r"not authorized to perform:? ([a-z0-9-]+:[A-Za-z*]+)", said)
+        missing = named[1] if named else action(service, operation)
+        what = f"your credentials may not do {missing}"
+        why = re.sub(r"Encoded authorization failure message:.*", "", why).strip()
+        then = f"allow {missing}, or use other credentials (AWS_PROFILE)"
+        return CloudError(what, where=where, why=why, next=then, code=code)
+    row: dict[str, str] = next(
+        (row for row in REFUSALS.values() if "what" in row and code in row["codes"]), {}
+    )
+    what = row.get("what", f"AWS refuses {operation}")
+    then = row.get("next", "fix what AWS reports, then run the same command again")
+    return CloudError(what, where=where, why=why, next=then, code=code)
+
+
+def _is_unreadable(error: Exception) -> bool:
+    """Returns whether botocore could not parse the response. Web pages make its parsers fail."""
+    frames = traceback.walk_tb(error.__traceback__)
+    return isinstance(error, NotAws) or any(
+        frame.f_globals.get("__name__") == "botocore.parsers" for frame, _ in frames
+    )
+
+
+def _strange(where: str, error: Exception) -> CloudError:
+    what = "the answer did not come from AWS"
+    why = f"a proxy or a login page may have sent it; {_one_line(str(error))}"
+    then = "check HTTPS_PROXY, NO_PROXY and AWS_ENDPOINT_URL, then run it again"
+    return CloudError(what, where=where, why=why, next=then, code=type(error).__name__)
+
+
+def _unanswered(where: str, error: Exception) -> CloudError:
+    """Explains an error without a response: no credentials, no connection, invalid request."""
+    import botocore.exceptions as known
+
+    kind, why = type(error).__name__, _one_line(str(error))
+    if isinstance(error, known.ParamValidationError):
+        then = f"correct that value in config.yaml; {page('schema/README.md')} lists all keys"
+        return CloudError("AWS rejects the request", where=where, why=why, next=then, code=kind)
+    if kind.startswith(RENEWABLE):
+        what = "your credentials have expired"
+        return NotAsked(what, where=where, why=why, next=RENEW, code="ExpiredToken")
+    lacking = (known.ProfileNotFound, known.SSOError, known.ConfigNotFound)
+    if "Credential" in kind or isinstance(error, lacking):
+        what = "no AWS credentials were found"
+        return NotAsked(what, where=where, why=why, next=CREDENTIALS, code=kind)
+    then = "check this machine's network and fleet.aws.region, then run it again"
+    return NotAsked("AWS did not answer", where=where, why=why, next=then, code=kind)
+
+
+def _words(answer: Json, key: str) -> str:
+    error = answer.get("Error")
+    return _one_line(str(error.get(key, ""))) if isinstance(error, dict) else ""
+
+
+def _one_line(text: str) -> str:
+    return visible(" ".join(text.split()))[:MOST]

@@ -23,14 +23,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 from ..config import Config
 from ..config.tables import read_table
 from ..plan.estimate import Bill
 from ..trust.errors import BackendError, CloudError, ConfigError, NotAsked
 from . import clock, discovery
-from .calls import Calls
+from .calls import Calls, Json
 from .prices import by_table
 from .resource_types import is_ours, tags_of
 from .template_inputs import own_tags, pairs, slug
@@ -370,7 +369,7 @@ class TrainingPlans(PrepaidCapacity):
         )
 
 
-def fee(row: dict[str, Any]) -> float | None:
+def fee(row: Json) -> float | None:
     """Returns an offer's price in US dollars, or None if it has no price or another currency."""
     try:
         fee = float(row["UpfrontFee"])
@@ -395,7 +394,7 @@ def whole_hours(hours: float) -> int:
     return max(1, days) * DAY
 
 
-def _span(row: dict[str, Any], word: str) -> tuple[float, float]:
+def _span(row: Json, word: str) -> tuple[float, float]:
     return row[f"Start{word}"].timestamp(), row[f"End{word}"].timestamp()
 
 

@@ -10,27 +10,25 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote
 
 from ..config import Config
 from ..storage import s3
 from ..trust.errors import CloudError
-from . import network_checks, permissions, quotas
-from .api_errors import DENIED
-from .calls import Calls
+from . import permissions, quotas
+from .calls import DENIED, Calls, Row
 from .discovery import reservation_of
 from .instances import capacity_of
-from .quotas import Obstacle
+from .quotas import Obstacle, Obstacles
 from .template_inputs import Inputs, Scheduler
 from .template_storage import log_group
 
 PROGRAMS = ("aws", "session-manager-plugin")
 AWS_S = "alias/aws/ebs"  # EBS's default key, which needs no permissions
-Check = Callable[[Config, Calls, Inputs], Iterator[Obstacle]]
-Statements = Callable[[Config, Inputs], Iterable[Mapping[str, Any]]]
+Check = Callable[[Config, Calls, Inputs], Obstacles]
+Statements = Callable[[Config, Inputs], Iterable[Row]]
 
 
 def require(
@@ -70,7 +68,7 @@ def of_kind(kind: Scheduler) -> Iterator[Check]:
         yield quotas.training
     if kind.in_zone:
         yield reservation
-    yield from (network_checks.subnets, network_checks.walls)
+    yield from (quotas.subnets, quotas.walls)
     if kind.in_account:
         yield disks
     if kind.by_ssh:
@@ -78,7 +76,7 @@ def of_kind(kind: Scheduler) -> Iterator[Check]:
     yield from (kms, buckets)
 
 
-def here(config: Config, inputs: Inputs) -> Iterator[Obstacle]:
+def here(config: Config, inputs: Inputs) -> Obstacles:
     """Checks whether this machine has what SSH to the nodes needs: a key, and programs for SSM."""
     aws, own = config.fleet.aws, config.fleet.ssh.key
     if not inputs.kind.by_ssh:
@@ -98,7 +96,7 @@ def here(config: Config, inputs: Inputs) -> Iterator[Obstacle]:
         yield from programs()
 
 
-def programs() -> Iterator[Obstacle]:
+def programs() -> Obstacles:
     """Checks whether this machine has the programs for SSH through SSM."""
     for program in PROGRAMS:
         if not shutil.which(program):
@@ -109,7 +107,7 @@ def programs() -> Iterator[Obstacle]:
             )
 
 
-def _tried(check: Check, config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
+def _tried(check: Check, config: Config, calls: Calls, inputs: Inputs) -> Obstacles:
     try:
         yield from check(config, calls, inputs)
     except CloudError as error:
@@ -121,7 +119,7 @@ def _tried(check: Check, config: Config, calls: Calls, inputs: Inputs) -> Iterat
             raise
 
 
-def allowed(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
+def allowed(config: Config, calls: Calls, inputs: Inputs) -> Obstacles:
     """Checks whether the caller has the permissions."""
     try:
         missing = permissions.denied(config, calls, inputs)
@@ -135,7 +133,7 @@ def allowed(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
         yield Obstacle(f"your credentials may not do {', '.join(missing)}", then)
 
 
-def reservation(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
+def reservation(config: Config, calls: Calls, inputs: Inputs) -> Obstacles:
     """Checks whether the reservation has room for the nodes, in their type and zone."""
     if capacity_of(config) == "block" and not config.fleet.aws.reservation:
         yield Obstacle(
@@ -151,9 +149,7 @@ def reservation(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstac
         )
 
 
-def _against(
-    row: Mapping[str, Any], config: Config, calls: Calls, inputs: Inputs
-) -> Iterator[Obstacle]:
+def _against(row: Row, config: Config, calls: Calls, inputs: Inputs) -> Obstacles:
     """Yields every mismatch between the reservation and this fleet."""
     name, wanted, aws = config.fleet.aws.reservation, config.fleet.instance_type, config.fleet.aws
     kind, zone, state = (row.get(key) for key in ("InstanceType", "AvailabilityZone", "State"))
@@ -178,7 +174,7 @@ def _against(
         yield Obstacle(what, f"NODES={free}" if free else "")
 
 
-def disks(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
+def disks(config: Config, calls: Calls, inputs: Inputs) -> Obstacles:
     """Checks whether the account's default encryption key of disks can be used."""
     if not calls("ec2", "GetEbsEncryptionByDefault").get("EbsEncryptionByDefault"):
         return
@@ -195,7 +191,7 @@ def disks(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
         )
 
 
-def kms(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
+def kms(config: Config, calls: Calls, inputs: Inputs) -> Obstacles:
     """Checks whether fleet.sagemaker.kms_key can be used."""
     if key := config.fleet.sagemaker.kms_key:
         yield from key_of(f"fleet.sagemaker.kms_key {key}", key, calls)
@@ -208,7 +204,7 @@ def kms(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
             )
 
 
-def key_of(where: str, key: str, calls: Calls) -> Iterator[Obstacle]:
+def key_of(where: str, key: str, calls: Calls) -> Obstacles:
     """Yields an obstacle if a KMS key does not exist, is not enabled, or denies this account."""
     theirs = key.split(":")[4] if key.startswith("arn:") else ""
     try:
@@ -227,7 +223,7 @@ def key_of(where: str, key: str, calls: Calls) -> Iterator[Obstacle]:
         yield Obstacle(f"{where}: the key is {state}", then)
 
 
-def key_pair(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
+def key_pair(config: Config, calls: Calls, inputs: Inputs) -> Obstacles:
     """Checks whether the config's key pair exists."""
     name = config.fleet.aws.key_pair
     try:
@@ -243,7 +239,7 @@ def key_pair(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]
         )
 
 
-def buckets(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
+def buckets(config: Config, calls: Calls, inputs: Inputs) -> Obstacles:
     """Checks whether your buckets exist in the region. FSx accepts no others, and traffic between
     regions costs money.
     """
@@ -281,7 +277,7 @@ def buckets(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
 
 def role(
     arn: str, service: str, allowed: Statements, config: Config, calls: Calls, inputs: Inputs
-) -> Iterator[Obstacle]:
+) -> Obstacles:
     """Checks whether your role exists, trusts the service, and allows what a run does with it."""
     name = arn.rpartition("/")[2]
     try:
@@ -308,7 +304,7 @@ def role(
 
 def _missing(
     arn: str,
-    allowed: Iterable[Mapping[str, Any]],
+    allowed: Iterable[Row],
     config: Config,
     calls: Calls,
     inputs: Inputs,

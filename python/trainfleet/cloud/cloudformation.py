@@ -1,5 +1,6 @@
-"""Creates, updates and deletes one CloudFormation stack, follows its events, and compares templates
-to predict which resources an update makes, removes, changes or replaces.
+"""Creates, updates and deletes one CloudFormation stack, follows its events, explains why it could
+not be created, and compares templates to predict which resources an update makes, removes, changes
+or replaces.
 
 CloudFormation continues even if the calling process ends. So each step first reads the stack, joins
 a change that another command began, and keeps no state between two commands.
@@ -13,15 +14,15 @@ import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
 
+from ..config.tables import read_table
 from ..trust.errors import CloudError
 from . import clock
-from .api_errors import CODES
-from .calls import Calls
+from .calls import CODES, Calls, Json, Row
 from .template_inputs import TEMPLATE_TYPES, pairs
 
-Resources = Mapping[str, Mapping[str, Any]]
+Resources = Mapping[str, Row]
 WIDTH = 100  # columns
 SIGNS = {"made": "+", "removed": "-", "changed": "~", "replaced": "±"}
 
@@ -191,12 +192,12 @@ class CloudFormationStack:
         # CloudFormation may not list the new stack yet.
         return self.look(answer["StackId"]) or StackState(answer["StackId"], "CREATE_IN_PROGRESS")
 
-    def creation(self, template: str, tags: Mapping[str, str], token: str) -> dict[str, Any]:
+    def creation(self, template: str, tags: Mapping[str, str], token: str) -> Json:
         """Returns the CreateStack request."""
         more = {"OnFailure": "DELETE", "ClientRequestToken": token, "Tags": pairs(tags)}
         return self.change(template) | more
 
-    def change(self, template: str) -> dict[str, Any]:
+    def change(self, template: str) -> Json:
         """Returns the UpdateStack request. Its parameters have the template's defaults."""
         return {"StackName": self.name, "TemplateBody": template, "Capabilities": CAPABILITIES}
 
@@ -231,7 +232,7 @@ class CloudFormationStack:
             if row.get("PhysicalResourceId") and row["ResourceStatus"] != "DELETE_COMPLETE"
         }
 
-    def template(self) -> Mapping[str, Any]:
+    def template(self) -> Row:
         """Returns the stack's current template."""
         body = self.calls("cloudformation", "GetTemplate", StackName=self.name)["TemplateBody"]
         found = json.loads(body) if isinstance(body, str) else body
@@ -286,7 +287,7 @@ class CloudFormationStack:
             list(self._news(self.name))
 
 
-def _state(row: Mapping[str, Any]) -> StackState:
+def _state(row: Row) -> StackState:
     return StackState(
         row["StackId"],
         row["StackStatus"],
@@ -297,7 +298,7 @@ def _state(row: Mapping[str, Any]) -> StackState:
     )
 
 
-def _event(row: Mapping[str, Any]) -> StackEvent:
+def _event(row: Row) -> StackEvent:
     is_stack = row["ResourceType"] == "AWS::CloudFormation::Stack"
     return StackEvent(
         row["EventId"],
@@ -331,3 +332,52 @@ def _tell(event: StackEvent, show: Show) -> None:
         show(event.logical, "deleting" if event.status.startswith("DELETE") else "working", kind)
     else:
         show(event.logical, DONE.get(event.status, "done"), f"{kind} {event.physical}")
+
+
+# CloudFormation's text around a service's message
+FRAME = re.compile(r'Resource handler returned message: "(.*?)"? \(RequestToken', re.DOTALL)
+SERVICE = re.compile(r"\s*\(Service: .*?(\)|$)", re.DOTALL)
+CAPACITY = re.compile(
+    r"do(es)? not have (sufficient|enough).*capacity|Insufficient(Instance|Host)?Capacity|"
+    r"insufficient capacity|no Spot capacity|capacity-not-available|ReservationCapacityExceeded|"
+    r"reservation.*(exceeded|not.*available capacity)",
+    re.IGNORECASE | re.DOTALL,
+)
+ELSEWHERE = re.compile(
+    r"not supported in your requested Availability Zone|is not supported in the.*zone|Unsupported",
+    re.IGNORECASE,
+)
+LACKS_CAPACITY = "InsufficientCapacity"  # code of the error if a zone has no capacity
+MEANINGS = read_table(Path(__file__).with_name("stack_errors.yaml"))
+
+
+def words_of(reason: str) -> str:
+    """Returns the service's message without CloudFormation's text around it."""
+    framed = FRAME.search(reason)
+    said = SERVICE.sub("", framed[1] if framed else reason)
+    return said.strip().rstrip(".").strip() or "it gave no reason"
+
+
+def is_capacity(reason: str) -> bool:
+    """Returns whether the zone lacks capacity or the type, in which case another zone may help."""
+    return bool(CAPACITY.search(reason) or ELSEWHERE.search(reason))
+
+
+def explain(event: StackEvent | None, what: str, where: str) -> CloudError:
+    """Returns the error for the first failure."""
+    if event is None:
+        why, then = "CloudFormation names no reason", "run make setup again"
+        return CloudError(what, where=where, why=why, next=then, code="Failed")
+    kind, said = short(event.type), words_of(event.reason)
+    if is_capacity(event.reason):
+        why = f"AWS has no capacity for this instance type now: {said}"
+        then = "set other fleet.aws.zones, try later, or use a reservation (fleet.aws.capacity)"
+        return CloudError(what, where=where, why=why, next=then, code=LACKS_CAPACITY)
+    why = f"{event.logical}, {kind}: {said}"
+    then = "fix what AWS reports, then run make setup again"
+    for row in MEANINGS:
+        if re.search(row["reason"], event.reason, re.IGNORECASE):
+            why = f"{row['means']} ({event.logical}, {kind}): {said}"
+            then = row["next"]
+            break
+    return CloudError(what, where=where, why=why, next=then, code="Failed")

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ..config import Config
 from ..config.tokenizing import tokenizing
 from ..hosts.platform import load_platform
 from ..trust.errors import CloudError, ConfigError, NotAsked
 from . import clock
-from .api_errors import passing
 from .baking import fitting
-from .calls import Calls, partition_of
+from .calls import Calls, Row, partition_of, passing
 from .instances import capacity_of
 from .resource_types import is_ours
 from .resource_types import tags_of as tags
@@ -76,13 +73,13 @@ def _bound(config: Config, calls: Calls) -> list[str]:
     return [str(row["AvailabilityZone"]) for row in _subnets(config, calls)]
 
 
-def _subnets(config: Config, calls: Calls) -> list[Mapping[str, Any]]:
+def _subnets(config: Config, calls: Calls) -> list[Row]:
     return list(
         calls.pages("ec2", "DescribeSubnets", "Subnets", SubnetIds=list(config.fleet.aws.subnets))
     )
 
 
-def reservation_of(config: Config, calls: Calls) -> Mapping[str, Any] | None:
+def reservation_of(config: Config, calls: Calls) -> Row | None:
     """Returns EC2's entry for the nodes' reservation: None without a reservation, or {} if EC2 does
     not find it.
     """

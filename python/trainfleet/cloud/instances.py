@@ -12,6 +12,7 @@ instance_types.json has the figures of each type.
 from __future__ import annotations
 
 import base64
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from ..config import Config
 from ..config.tables import read_table
 from ..hardware import node_types
 from ..process.install_paths import ROOT
+from .calls import Json
 from .template_inputs import Inputs, pairs
 from .template_parts import Resource, Resources, attribute, fixed, ref, resource, subnet
 from .template_storage import has_file_system, makes_file_system
@@ -103,7 +105,7 @@ PAIR = "KeyPair"
 HEAD_GIB = 100  # GiB of the head's disk
 NODE = "Node"  # prefix of a node's logical id
 # Logical id and type of the machine that builds the Python environment before the nodes exist
-BUILDER, BUILDER_TYPE = "Builder", "c7i.xlarge"
+BUILDER, BUILDER_TYPE, BUILDER_VCPUS = "Builder", "c7i.xlarge", 4
 
 
 def capacity_of(config: Config) -> str:
@@ -164,20 +166,11 @@ def _node(config: Config, slot: int) -> Resource:
     return resource("AWS::EC2::Instance", LaunchTemplate=newest("Template"), Tags=name)
 
 
-def _node_data(config: Config, inputs: Inputs, tags: dict[str, str]) -> dict[str, Any]:
+def _node_data(config: Config, inputs: Inputs, tags: dict[str, str]) -> Json:
     fleet, capacity = config.fleet, capacity_of(config)
     data = _common(config, inputs, tags, fleet.instance_type or "", fleet.aws.volume_gib, "Node")
-    data["NetworkInterfaces"] = [
-        {
-            "NetworkCardIndex": interface.card,
-            "DeviceIndex": interface.device,
-            "InterfaceType": interface.kind,
-            "SubnetId": subnet(inputs),
-            "Groups": [attribute("Wall", "GroupId")],
-            "DeleteOnTermination": True,
-        }
-        for interface in (PLAIN if inputs.plain == "yes" else interfaces(fleet.instance_type or ""))
-    ]
+    cards = PLAIN if inputs.plain == "yes" else interfaces(fleet.instance_type or "")
+    data["NetworkInterfaces"] = attached(cards, SubnetId=subnet(inputs))
     data["UserData"] = base64.b64encode(user_data(config).encode()).decode()
     # Spot instances and instances in a capacity block can't be stopped, only terminated.
     data["InstanceInitiatedShutdownBehavior"] = (
@@ -191,9 +184,24 @@ def _node_data(config: Config, inputs: Inputs, tags: dict[str, str]) -> dict[str
     return data | reserved(config)
 
 
-def reserved(config: Config) -> dict[str, Any]:
+def attached(cards: Iterable[Interface], **more: Any) -> list[Json]:
+    """Returns interfaces of the nodes' security group in a launch template's words."""
+    return [
+        {
+            "NetworkCardIndex": card.card,
+            "DeviceIndex": card.device,
+            "InterfaceType": card.kind,
+            **more,
+            "Groups": [attribute("Wall", "GroupId")],
+            "DeleteOnTermination": True,
+        }
+        for card in cards
+    ]
+
+
+def reserved(config: Config) -> Json:
     """Returns the launch template's keys for a reservation or capacity block, or {} without one."""
-    capacity, data = capacity_of(config), dict[str, Any]()
+    capacity, data = capacity_of(config), Json()
     if capacity == "block":
         data["InstanceMarketOptions"] = {"MarketType": "capacity-block"}
     if config.fleet.aws.reservation and capacity in ("reservation", "block"):
@@ -204,7 +212,7 @@ def reserved(config: Config) -> dict[str, Any]:
 
 def _common(
     config: Config, inputs: Inputs, tags: dict[str, str], kind: str, volume: int, part: str
-) -> dict[str, Any]:
+) -> Json:
     """Returns the common launch template data of nodes and head. `part`: Node or Head."""
     data = {
         "ImageId": ref("HeadImage" if part == "Head" else "Image"),
@@ -217,31 +225,12 @@ def _common(
     return data
 
 
-def hardened(root: Any, volume: int, tags: dict[str, str]) -> dict[str, Any]:
-    """Returns the security settings and tags of every launch template: metadata service tokens, an
-    encrypted volume, and tags on the instance's resources.
-    """
-    disk = {
-        "VolumeSize": volume,
-        "VolumeType": "gp3",
-        "Encrypted": True,
-        "DeleteOnTermination": True,
-    }
-    return {
-        "MetadataOptions": {
-            "HttpTokens": "required",
-            "HttpEndpoint": "enabled",
-            "HttpPutResponseHopLimit": 2,  # the second hop is to a container
-        },
-        "BlockDeviceMappings": [{"DeviceName": root, "Ebs": disk}],
-        "TagSpecifications": [
-            {"ResourceType": kind, "Tags": pairs(tags)}
-            for kind in ("instance", "volume", "network-interface")
-        ],
-    }
+def hardened(root: Any, volume: int, tags: dict[str, str]) -> Json:
+    """Returns the security settings and tags of every launch template."""
+    return fixed("hardened", ROOT=root, SIZE=volume, TAGS=pairs(tags))
 
 
-def newest(template: str) -> dict[str, Any]:
+def newest(template: str) -> Json:
     """Returns a reference to the newest version of the stack's launch template."""
     return {
         "LaunchTemplateId": ref(template),
@@ -249,7 +238,7 @@ def newest(template: str) -> dict[str, Any]:
     }
 
 
-def _template(data: dict[str, Any], tags: dict[str, str]) -> Resource:
+def _template(data: Json, tags: dict[str, str]) -> Resource:
     own = {"ResourceType": "launch-template", "Tags": pairs(tags)}
     return resource("AWS::EC2::LaunchTemplate", LaunchTemplateData=data, TagSpecifications=[own])
 
@@ -257,14 +246,7 @@ def _template(data: dict[str, Any], tags: dict[str, str]) -> Resource:
 def _head(config: Config, inputs: Inputs, tags: dict[str, str]) -> Resources:
     """Builds the head, a machine with a public address through which SSH reaches the nodes."""
     data = _common(config, inputs, tags, config.fleet.aws.bastion_type or "", HEAD_GIB, "Head")
-    data["NetworkInterfaces"] = [
-        {
-            "DeviceIndex": 0,
-            "SubnetId": ref("PublicSubnet"),
-            "Groups": [attribute("HeadWall", "GroupId")],
-            "DeleteOnTermination": True,
-        }
-    ]
+    data |= fixed("public")
     return {"HeadTemplate": _template(data, tags)} | fixed("head", FLEET=config.fleet_name)
 
 

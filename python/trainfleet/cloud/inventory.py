@@ -13,11 +13,9 @@ from typing import Any
 
 from ..trust.errors import CloudError
 from . import clock, prices
-from .api_errors import DENIED
-from .calls import Calls
+from .calls import DENIED, Calls, Row
 from .cloudformation import CONFIG, CREATED, OURS, PROJECT
-from .resource_types import KINDS, LOCK, ResourceKind, Row, is_ours, tags_of
-from .scheduler_resource_types import SCHEDULER_KINDS
+from .resource_types import KINDS, LOCK, SCHEDULER_KINDS, ResourceKind, is_ours, tags_of
 
 AGAIN = 4.0  # seconds between two listings, because the first may lack a new resource
 # services whose resources the tables of kinds cover

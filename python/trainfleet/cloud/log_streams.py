@@ -11,11 +11,9 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
-from typing import Any
 
 from ..trust.errors import CloudError
-from .api_errors import passing
-from .calls import Calls
+from .calls import Calls, Json, passing
 
 ABSENT = "ResourceNotFoundException"
 # lines of the entrypoint, which already have a source and a time
@@ -25,7 +23,7 @@ PAGES = 64  # most pages per read, each of up to 10,000 lines or 1 MB; the next 
 
 def streams(calls: Calls, group: str, prefix: str) -> list[str]:
     """Returns the names of a group's streams with this prefix, sorted; empty without the group."""
-    found: list[dict[str, Any]] = []
+    found: list[Json] = []
     with passing(ABSENT):
         named = {"logGroupName": group, "logStreamNamePrefix": prefix}
         found += calls.pages("logs", "DescribeLogStreams", "logStreams", **named)
@@ -37,7 +35,7 @@ def read(calls: Calls, group: str, stream: str, token: str = "") -> tuple[list[s
     CloudError if AWS refuses.
     """
     lines: list[str] = []
-    where: dict[str, Any] = {"logGroupName": group, "logStreamName": stream, "startFromHead": True}
+    where: Json = {"logGroupName": group, "logStreamName": stream, "startFromHead": True}
     for _ in range(PAGES):
         try:
             answer = calls(
@@ -54,7 +52,7 @@ def read(calls: Calls, group: str, stream: str, token: str = "") -> tuple[list[s
     return lines, token
 
 
-def _lines(event: dict[str, Any]) -> Iterator[str]:
+def _lines(event: Json) -> Iterator[str]:
     """Yields an event's lines in the format of a node's log: source, time, text."""
     stamp = int(event["timestamp"])
     clock = f"{time.strftime('%H:%M:%S', time.localtime(stamp // 1000))}.{stamp % 1000:03d}"

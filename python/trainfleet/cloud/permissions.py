@@ -20,7 +20,7 @@ from ..config.tables import read_table
 from ..storage import s3
 from ..trust.errors import CloudError
 from . import repository
-from .calls import Calls
+from .calls import Calls, Json
 from .template_inputs import Inputs, bucket_of, cluster_name, stack_name
 from .template_parts import statement, written
 from .template_storage import log_group, makes_file_system
@@ -36,7 +36,7 @@ TYPES = {"Bool": "boolean", "ForAnyValue:StringEquals": "stringList", "StringEqu
 UNSURE = ("AccessDenied", "AccessDeniedException", "NoSuchEntity", "InvalidInput", "ServiceFailure")
 MOST = 50  # actions per request to the simulator
 LARGEST = 6_100  # characters of the statements in a policy document
-Policy = dict[str, Any]
+Policy = Json
 Needed = Iterator[tuple[tuple[str, ...], str]]  # actions, and their resource
 
 
@@ -192,7 +192,7 @@ def refused(
 
     `conditions`: the values that the simulator assumes.
     """
-    more: dict[str, Any] = {} if resource == "*" else {"ResourceArns": [resource]}
+    more: Json = {} if resource == "*" else {"ResourceArns": [resource]}
     if conditions:
         more["ContextEntries"] = [
             {"ContextKeyName": key, "ContextKeyValues": [value], "ContextKeyType": TYPES[test]}

@@ -23,8 +23,7 @@ from ..config.tables import read_table
 from ..hardware import node_types
 from ..trust.errors import CloudError, ConfigError
 from ..trust.untrusted_input import parse_json
-from .calls import Calls, region_of
-from .resource_types import Row
+from .calls import Calls, Json, Row, region_of
 
 READ = "2026-11-22"
 TABLE = f"list price in us-east-1, {READ}"
@@ -35,6 +34,9 @@ WHERE_PRICES_ARE = "us-east-1"  # a region with the Pricing API, which has all r
 MONTH = 730.0  # hours in AWS's monthly prices
 _LISTED: dict[str, dict[str, float]] = read_table(Path(__file__).with_name("prices.yaml"))
 GIB_MONTH, HOUR, GB, FREE = (_LISTED[per] for per in ("gib_month", "hour", "gb", "free"))
+
+
+Cost = tuple[str, float | None]  # description, and US dollars an hour; None: unknown
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,7 @@ def _listed(region: str, name: str, is_training: bool) -> float | None:
     filters = [
         {"Type": "TERM_MATCH", "Field": key, "Value": value} for key, value in wanted.items()
     ]
-    request: dict[str, Any] = {
+    request: Json = {
         "Filters": filters,
         "FormatVersion": "aws_v1",
         "MaxResults": 100 if is_training else 10,
@@ -164,7 +166,7 @@ def dollars(text: Any, usage: str) -> Iterator[float]:
 
 def _spot(calls: Calls, name: str, zone: str) -> float | None:
     """Returns the current spot price: the highest among the zones, or the price in `zone`."""
-    request: dict[str, Any] = {
+    request: Json = {
         "InstanceTypes": [name],
         "ProductDescriptions": ["Linux/UNIX"],
         "MaxResults": 20,
@@ -199,19 +201,19 @@ def by_table() -> Prices:
     return Prices()
 
 
-def cost_of(kind: str, row: Row) -> tuple[str, float | None]:
+def cost_of(kind: str, row: Row) -> Cost:
     """Returns an existing resource's description, and US dollars an hour; None if unknown."""
     if kind in PRICED:
         return PRICED[kind](row)
     return "", 0.0 if kind in FREE else None
 
 
-def stored(kind: str, size: float) -> tuple[str, float | None]:
+def stored(kind: str, size: float) -> Cost:
     """Returns the size and price of a bucket, an image or a log group. `size`: bytes."""
     return f"{size / 2**30:,.1f} GiB", of(kind, "", size / 2**30)
 
 
-def _image(row: Row) -> tuple[str, float | None]:
+def _image(row: Row) -> Cost:
     """Prices a container image. Configs that share an image split its cost equally."""
     others = len(row.get("imageTags", ())) - 1
     what, usd = stored("image", float(row.get("imageSizeInBytes", 0)))
@@ -219,14 +221,14 @@ def _image(row: Row) -> tuple[str, float | None]:
     return what + shared, None if usd is None else usd / (others + 1)
 
 
-def _snapshot(row: Row) -> tuple[str, float | None]:
+def _snapshot(row: Row) -> Cost:
     """Prices a snapshot by its blocks, or by the disk's size if EC2 does not report them."""
     told = float(row.get("FullSnapshotSizeInBytes") or 0) / 2**30
     size = told or float(row.get("VolumeSize") or 0)
     return f"{'' if told else 'at most '}{size:,.1f} GiB snapshot", of("snapshot", "", size)
 
 
-def _instance(row: Row) -> tuple[str, float | None]:
+def _instance(row: Row) -> Cost:
     state = row["State"]["Name"]
     words = f"{row['InstanceType']} in {row['Placement']['AvailabilityZone']}, {state}"
     if state in ("stopped", "stopping", "shutting-down"):
@@ -234,7 +236,7 @@ def _instance(row: Row) -> tuple[str, float | None]:
     return words, of("instance", str(row["InstanceType"]), 1)
 
 
-def _training_job(row: Row) -> tuple[str, float | None]:
+def _training_job(row: Row) -> Cost:
     """Prices a training job. A finished job costs only its warm pool."""
     machines, state = row.get("ResourceConfig"), str(row["TrainingJobStatus"])
     if not machines:
@@ -244,7 +246,7 @@ def _training_job(row: Row) -> tuple[str, float | None]:
     return words, of("training", kind.removeprefix("ml."), count)
 
 
-def _file_system(row: Row) -> tuple[str, float | None]:
+def _file_system(row: Row) -> Cost:
     lustre, size = row.get("LustreConfiguration", {}), float(row["StorageCapacity"])
     deployment = str(lustre.get("DeploymentType", ""))
     throughput = lustre.get("PerUnitStorageThroughput")
@@ -252,12 +254,12 @@ def _file_system(row: Row) -> tuple[str, float | None]:
     return f"{size:,.0f} GiB {deployment}", of("file system", kind, size)
 
 
-def _volume(row: Row) -> tuple[str, float | None]:
+def _volume(row: Row) -> Cost:
     size, type_ = float(row.get("Size") or 0), str(row.get("VolumeType", ""))
     return f"{size:,.0f} GiB {type_}", of("volume", type_, size)
 
 
-PRICED: dict[str, Callable[[Row], tuple[str, float | None]]] = {
+PRICED: dict[str, Callable[[Row], Cost]] = {
     "instance": _instance,
     "volume": _volume,
     "snapshot": _snapshot,

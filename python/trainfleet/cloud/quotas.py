@@ -1,17 +1,31 @@
-"""Checks an account's quotas, and suggests the command that requests an increase."""
+"""Checks whether an account has room for a fleet: its quotas, subnets, security groups and the file
+system's network.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from ipaddress import ip_network
 from typing import Any
 
 from ..config import Config
 from ..config.types_backends import Queue
 from ..hardware import node_types
-from .api_errors import passing
-from .calls import Calls
-from .instances import QUOTAS, Quota, capacity_of, quota_of
+from . import template_parts
+from .calls import Calls, Row, passing
+from .instances import (
+    BUILDER_TYPE,
+    BUILDER_VCPUS,
+    QUOTAS,
+    Quota,
+    addresses,
+    builds_first,
+    capacity_of,
+    interfaces,
+    quota_of,
+)
 from .resource_types import has_our_tags, instances
 from .template_inputs import Inputs
 from .template_storage import makes_file_system
@@ -35,9 +49,12 @@ class Obstacle:
         return self.what + (f"\n    next: {self.next}" if self.next else "")
 
 
-def vcpus(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
+Obstacles = Iterator[Obstacle]
+
+
+def vcpus(config: Config, calls: Calls, inputs: Inputs) -> Obstacles:
     """Checks whether the nodes fit the quota of their family, next to other instances. Nodes in a
-    reservation are not counted again.
+    reservation are not counted again. The machine that first builds their Python environment is.
     """
     nodes = len(inputs.slots)
     # Only a cluster has queues.
@@ -47,19 +64,27 @@ def vcpus(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
         capacity = queue.capacity or capacity_of(config)
         if capacity not in ("reservation", "block"):
             yield from _of_type(name, capacity, min(nodes, queue.max or nodes), config, calls)
+    if not inputs.scheduler and builds_first(config) and not mine(config, calls):
+        standard = QUOTAS["on-demand"]["c"]
+        yield from _within(standard, "on-demand", BUILDER_TYPE, 1, BUILDER_VCPUS, config, calls)
 
 
-def _of_type(
-    name: str, capacity: str, nodes: int, config: Config, calls: Calls
-) -> Iterator[Obstacle]:
+def _of_type(name: str, capacity: str, nodes: int, config: Config, calls: Calls) -> Obstacles:
     quota = quota_of(name, capacity)
     if quota is None:
         what = f"the spot quota of {name} was not checked: its code is unknown"
         yield Obstacle(what, blocks=False)
         return
+    each = node_types.INSTANCE_TYPES[name].vcpus
+    yield from _within(quota, capacity, name, nodes, each, config, calls)
+
+
+def _within(
+    quota: Quota, capacity: str, name: str, nodes: int, each: int, config: Config, calls: Calls
+) -> Obstacles:
+    """Yields an obstacle if instances with `each` vCPUs exceed the quota."""
     allowed = value(calls, "ec2", quota)
-    used = sum(_others(config, calls, quota, capacity))
-    wanted = nodes * node_types.INSTANCE_TYPES[name].vcpus
+    used, wanted = sum(_others(config, calls, quota, capacity)), nodes * each
     if allowed is not None and used + wanted > allowed:
         beside = f", and other instances use {used:,.0f}" if used else ""
         need = f"{nodes} x {name} need {wanted:,} vCPUs"
@@ -89,7 +114,7 @@ def mine(config: Config, calls: Calls) -> int:
     )
 
 
-def network(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
+def network(config: Config, calls: Calls, inputs: Inputs) -> Obstacles:
     """Checks whether the quotas allow a VPC and its addresses, unless they exist already."""
     if config.fleet.aws.vpc or config.fleet.aws.subnets:
         return
@@ -113,7 +138,7 @@ def network(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
             yield Obstacle(what, f"set fleet.aws.vpc to an existing one, or run {more}")
 
 
-def storage(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
+def storage(config: Config, calls: Calls, inputs: Inputs) -> Obstacles:
     """Checks whether the file system fits FSx's storage quotas. AWS does not publish their codes,
     so this finds them by name.
     """
@@ -138,7 +163,7 @@ def storage(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
             )
 
 
-def training(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
+def training(config: Config, calls: Calls, inputs: Inputs) -> Obstacles:
     """Checks whether the nodes fit SageMaker's quotas. AWS does not publish their codes, so this
     finds them by name. Nodes of a training plan do not count.
     """
@@ -176,3 +201,155 @@ def request_more(region: str, service: str, code: str, wanted: float) -> str:
     """Returns the command that requests a quota increase."""
     what = f"--service-code {service} --quota-code {code} --desired-value {wanted:.0f}"
     return f"aws service-quotas request-service-quota-increase {what} --region {region}"
+
+
+LUSTRE = 988  # TCP port of FSx for Lustre
+# GiB of file system for which FSx takes about one address of the subnet; metadata takes one more
+SERVER = 1200
+
+
+def subnets(config: Config, calls: Calls, inputs: Inputs) -> Obstacles:
+    """Checks whether your subnets are in the VPC and the zone, with room for the nodes and a route
+    out.
+    """
+    own = (*config.fleet.sagemaker.subnets, *filter(None, [inputs.subnet]))
+    rows = {str(row["SubnetId"]): row for row in _described(calls, own)}
+    for name in own:
+        if name not in rows:
+            what = f"the subnet {name} does not exist in {calls.region}"
+            yield Obstacle(what, "set another subnet, or another fleet.aws.region")
+            continue
+        yield from _placed(rows[name], config, inputs)
+        yield from _roomy(rows[name], config, calls, inputs)
+        yield from _open(rows[name], config, calls, inputs)
+
+
+def _described(calls: Calls, ids: Iterable[str]) -> Iterator[Row]:
+    if wanted := list(ids):
+        yield from calls.pages(
+            "ec2", "DescribeSubnets", "Subnets", Filters=[{"Name": "subnet-id", "Values": wanted}]
+        )
+
+
+def _placed(row: Row, config: Config, inputs: Inputs) -> Obstacles:
+    """Checks a subnet's network and zone, if the stack's zone decides where nodes are."""
+    name, network, zone = row["SubnetId"], row.get("VpcId"), row.get("AvailabilityZone")
+    if inputs.kind.in_zone and network != config.fleet.aws.vpc:
+        what = f"{name} is in {network}, not in fleet.aws.vpc {config.fleet.aws.vpc}"
+        yield Obstacle(what, "fleet.aws.vpc")
+    if inputs.kind.in_zone and zone != inputs.zone:
+        yield Obstacle(f"{name} is in {zone}, not in {inputs.zone}", "set a subnet in that zone")
+
+
+def _roomy(row: Row, config: Config, calls: Calls, inputs: Inputs) -> Obstacles:
+    """Checks whether a subnet has enough addresses for nodes and file system."""
+    each = 1 if inputs.plain == "yes" else addresses(config.fleet.instance_type or "")
+    new = len(inputs.slots) - mine(config, calls)
+    makes = makes_file_system(config) and not _has_file_system(config, calls)
+    servers = 1 + -(-config.fleet.fsx.size_gib // SERVER) if makes else 0
+    free = int(row.get("AvailableIpAddressCount", 0))
+    if new * each + servers > free:
+        more = f" and {servers} for the file system" if servers else ""
+        needed = f"{new} nodes with {each} addresses each{more}"
+        what = f"{row['SubnetId']} has {free} free addresses: too few for {needed}"
+        yield Obstacle(what, "use a larger one")
+
+
+def _open(row: Row, config: Config, calls: Calls, inputs: Inputs) -> Obstacles:
+    """Checks whether nodes reach the Internet from a subnet: set-up loads drivers and packages."""
+    what, routes = "", _routes(calls, row)
+    leads = [
+        route for route in routes if route.get("DestinationCidrBlock") == template_parts.ANYWHERE
+    ]
+    if routes and not any(route.get("State") != "blackhole" for route in leads):
+        what = "has no route to the Internet, which set-up needs for drivers and packages"
+    elif leads and all(map(_is_gateway, leads)) and not _public(config, row, inputs):
+        what = "reaches the Internet by a gateway, but nodes have no public address there"
+    if what:
+        then = (
+            "add a route to a NAT gateway, or use another subnet, unless nodes have their own "
+            "mirror and endpoints"
+        )
+        yield Obstacle(f"{row['SubnetId']} {what}", then, blocks=False)
+
+
+def _is_gateway(route: Row) -> bool:
+    return str(route.get("GatewayId")).startswith("igw-")
+
+
+def _routes(calls: Calls, subnet: Row) -> list[Row]:
+    """Returns the routes of the subnet's table, or else of the VPC's main table."""
+    of_vpc = [{"Name": "vpc-id", "Values": [str(subnet.get("VpcId"))]}]
+    tables = list(calls.pages("ec2", "DescribeRouteTables", "RouteTables", Filters=of_vpc))
+    for key, value in (("SubnetId", subnet.get("SubnetId")), ("Main", True)):
+        for row in tables:
+            if any(one.get(key) == value for one in row.get("Associations", ())):
+                return list(row.get("Routes", ()))
+    return []
+
+
+def _public(config: Config, subnet: Row, inputs: Inputs) -> bool:
+    """Returns whether a node gets a public address. EC2 assigns none to an instance with several
+    network interfaces.
+    """
+    is_alone = inputs.plain == "yes" or len(interfaces(config.fleet.instance_type or "")) == 1
+    return bool(subnet.get("MapPublicIpOnLaunch")) and is_alone and inputs.kind.by_ssh
+
+
+def walls(config: Config, calls: Calls, inputs: Inputs) -> Obstacles:
+    """Checks whether your security groups let nodes reach each other and your file system."""
+    groups = set(config.fleet.sagemaker.security_groups)
+    for row in _groups(calls, groups):
+        for way, key in (("in from", "IpPermissions"), ("out to", "IpPermissionsEgress")):
+            rules = [rule for rule in row.get(key, ()) if rule.get("IpProtocol") == "-1"]
+            pairs = [pair for rule in rules for pair in rule.get("UserIdGroupPairs", ())]
+            if not any(pair.get("GroupId") in groups for pair in pairs):
+                why = f"does not let all traffic {way} itself, which EFA and the ranks need"
+                then = "add a rule for all traffic from and to the group itself"
+                yield Obstacle(f"{row['GroupId']} {why}", then, blocks=False)
+    system = (config.fleet.fsx.dns_name or "").partition(".")[0]
+    if inputs.subnet and re.fullmatch("fs-[0-9a-f]{8,}", system):
+        with passing("FileSystemNotFound"):  # the file system may belong to another account
+            yield from _of_file_system(system, calls, inputs.subnet)
+
+
+def _of_file_system(system: str, calls: Calls, subnet: str) -> Obstacles:
+    """Checks whether a file system's security groups admit the subnet's addresses.
+
+    No rule can name the nodes' security group, because the group is new.
+    """
+    (row,) = calls("fsx", "DescribeFileSystems", FileSystemIds=[system])["FileSystems"]
+    card = row["NetworkInterfaceIds"][:1]
+    cards = calls.pages(
+        "ec2", "DescribeNetworkInterfaces", "NetworkInterfaces", NetworkInterfaceIds=card
+    )
+    groups = {one["GroupId"] for card in cards for one in card.get("Groups", ())}
+    cidr = next(iter(_described(calls, [subnet])), {"CidrBlock": template_parts.ANYWHERE})[
+        "CidrBlock"
+    ]
+    rules = [rule for group in _groups(calls, groups) for rule in group.get("IpPermissions", ())]
+    if not any(_lets_in(rule, cidr) for rule in rules):
+        why = f"lets in nodes of {subnet}, {cidr}; Lustre needs TCP 988 and 1018-1023"
+        where = f"--group-id {min(groups)} --protocol tcp --port 988-1023 --cidr {cidr}"
+        yield Obstacle(
+            f"no security group of {system} {why}",
+            f"aws ec2 authorize-security-group-ingress {where} --region {calls.region}",
+            blocks=False,
+        )
+
+
+def _lets_in(rule: Row, cidr: str) -> bool:
+    first, last = rule.get("FromPort", 1), rule.get("ToPort", 0)
+    is_port = rule.get("IpProtocol") == "-1" or first <= LUSTRE <= last
+    ranges = [ip_network(one["CidrIp"]) for one in rule.get("IpRanges", ())]
+    return is_port and any(ip_network(cidr).subnet_of(one) for one in ranges)  # type: ignore[arg-type]
+
+
+def _groups(calls: Calls, ids: Iterable[str]) -> Iterator[Row]:
+    if wanted := sorted(ids):
+        yield from calls.pages("ec2", "DescribeSecurityGroups", "SecurityGroups", GroupIds=wanted)
+
+
+def _has_file_system(config: Config, calls: Calls) -> bool:
+    rows = calls.pages("fsx", "DescribeFileSystems", "FileSystems")
+    return any(has_our_tags(row, config.fleet_name) for row in rows)

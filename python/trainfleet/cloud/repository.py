@@ -10,12 +10,10 @@ with the last image.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from ..config import Config
-from .api_errors import passing
-from .calls import Calls
+from .calls import Calls, Row, passing
 from .template_inputs import Inputs, slug
 
 NAME = "trainfleet"
@@ -47,7 +45,7 @@ def _arn(partition: str, region: str, account: str, name: str) -> str:
     return f"arn:{partition}:ecr:{region}:{account}:repository/{name}"
 
 
-def holders(calls: Calls) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def holders(calls: Calls) -> Iterator[tuple[str, Row]]:
     """Yields tag and image for every tag in the repository; nothing without a repository."""
     with passing(GONE):
         named = {"repositoryName": NAME, "filter": {"tagStatus": "TAGGED"}}
@@ -55,13 +53,13 @@ def holders(calls: Calls) -> Iterator[tuple[str, Mapping[str, Any]]]:
             yield from ((str(tag), row) for tag in row.get("imageTags", ()))
 
 
-def release_image(calls: Calls, tag: str, row: Mapping[str, Any]) -> object:
+def release_image(calls: Calls, tag: str, row: Row) -> object:
     """Removes a config's tag, and the repository if it has no tagged image left."""
     calls("ecr", "BatchDeleteImage", repositoryName=NAME, imageIds=[{"imageTag": tag}])
     return remove_repository(calls, NAME, row)
 
 
-def remove_repository(calls: Calls, name: str, row: Mapping[str, Any]) -> object:
+def remove_repository(calls: Calls, name: str, row: Row) -> object:
     """Removes the repository and its untagged images, unless the repository has tagged images."""
     with passing(GONE, "RepositoryNotEmptyException"):
         if next(holders(calls), None) is None:

@@ -1,12 +1,15 @@
-"""Finds a fleet's resources by tag and removes them one by one, for each kind of kinds.yaml.
+"""Finds a fleet's resources by tag and removes them one by one, for each kind of kinds.yaml, and of
+scheduler_kinds.yaml for AWS Batch and SageMaker.
 
 Each kind is listed by its own service. The tagging API covers all services, but it does not list
-roles, and it still lists deleted resources. inventory.py uses it for kinds that are not in
-kinds.yaml.
+roles, and it still lists deleted resources. inventory.py uses it for other kinds. Ended jobs of
+Batch are not included: Batch deletes them after a week, and has no request to do so sooner.
 """
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,18 +18,17 @@ from typing import Any
 from ..config.tables import read_table
 from ..trust.errors import CloudError
 from . import repository
-from .api_errors import passing
-from .calls import Calls
+from .calls import DENIED, Calls, Json, Row, passing
 from .cloudformation import CONFIG, OURS, PROJECT
+from .log_streams import streams
 from .template_inputs import own_tags, slug
 
-Row = Mapping[str, Any]
 Things = Iterator[tuple[str, dict[str, str], Row]]  # id, tags, and the service's row
 Find = Callable[[Calls, str | None], Things]
 Remove = Callable[[Calls, str, Row], object]
 LOCK = "trainfleet:lock"  # the tag of a machine image and its snapshots with their versions
 GONE = {"deleted", "failed", "DELETING", "DELETED"}  # states of listed resources that do not exist
-NAMED, LOGS = f"{OURS}-", "/trainfleet"  # prefixes of the names of our roles and log groups
+NAMED = f"{OURS}-"  # prefix of the names of our roles
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ def _role_tags(calls: Calls, name: str) -> dict[str, str]:
     return tags_from(lambda: list(calls.pages("iam", "ListRoleTags", "Tags", RoleName=name)))
 
 
-def filters(config: str | None) -> list[dict[str, Any]]:
+def filters(config: str | None) -> list[Json]:
     """Returns EC2's filters for our tags."""
     own = [{"Name": f"tag:{CONFIG}", "Values": [config]}] if config else []
     return [{"Name": f"tag:{PROJECT}", "Values": [OURS]}, *own]
@@ -235,34 +237,13 @@ def _repositories(calls: Calls, config: str | None) -> Things:
 
 
 def _log_groups(calls: Calls, config: str | None) -> Things:
-    for row in calls.pages("logs", "DescribeLogGroups", "logGroups", logGroupNamePrefix=LOGS):
+    for row in calls.pages("logs", "DescribeLogGroups", "logGroups", logGroupNamePrefix=f"/{OURS}"):
         arn = row.get("logGroupArn") or row["arn"].removesuffix(":*")
         tags = tags_from(
             lambda arn=arn: calls("logs", "ListTagsForResource", resourceArn=arn).get("tags")  # type: ignore[misc]
         )
         if is_ours(tags, config):
             yield row["logGroupName"], tags, row
-
-
-FINDERS: dict[str, Find] = {
-    "instance": _instances,
-    "AMI": amis,
-    "instance profile": _profiles,
-    "role": _roles,
-    "log group": _log_groups,
-    "image": _images,
-    "repository": _repositories,
-    "bucket": _buckets,
-}
-REMOVERS: dict[str, Remove] = {
-    "internet gateway": _remove_gateway,
-    "route table": _remove_table,
-    "instance profile": _remove_profile,
-    "role": _remove_role,
-    "image": repository.release_image,
-    "repository": repository.remove_repository,
-    "bucket": _remove_bucket,
-}
 
 
 def _finder(said: Row) -> Find:
@@ -292,18 +273,136 @@ def _remover(said: Row) -> Remove:
     return remove
 
 
-def kinds(
-    table: str, finders: Mapping[str, Find], removers: Mapping[str, Remove]
-) -> tuple[ResourceKind, ...]:
-    """Returns the kinds of a table. `finders`, `removers`: functions where rows have none."""
+PARAMETERS = "/trainfleet/"
+LOGS = "/aws/sagemaker/TrainingJobs"  # SageMaker's log group for all training jobs of an account
+JOB = r"[a-z0-9-]+-[0-9a-f]{16}"  # the name of our training jobs
+ENDED = ("Completed", "Failed", "Stopped")
+BUSY = re.compile(
+    r"being modified|in use|[Cc]annot delete|still|relationship|DISABLED", re.IGNORECASE
+)
+
+
+def _remove_queue(calls: Calls, which: str, row: Row) -> object:
+    """Terminates a queue's jobs, disables the queue and deletes it.
+
+    Each step fails until the one before has ended, so the sweep repeats this function.
+    """
+    for status in ("SUBMITTED", "PENDING", "RUNNABLE", "STARTING", "RUNNING"):
+        named = {"jobQueue": which, "jobStatus": status}
+        for job in calls.pages("batch", "ListJobs", "jobSummaryList", **named):
+            calls("batch", "TerminateJob", jobId=job["jobId"], reason="make clean")
+    return _take_away("JobQueue", calls, which, row)
+
+
+def _take_away(kind: str, calls: Calls, which: str, row: Row) -> object:
+    """Disables and deletes a queue or an environment.
+
+    While Batch refuses because of a change in progress, the sweep repeats this function.
+    """
+    named = {kind[0].lower() + kind[1:]: which}
+    try:
+        if row.get("state") == "ENABLED":
+            calls("batch", f"Update{kind}", **named, state="DISABLED")
+        return calls("batch", f"Delete{kind}", **named)
+    except CloudError as error:
+        if error.code == "ClientException" and BUSY.search(error.why):
+            error.code = "DependencyViolation"
+        raise
+
+
+def _jobs(calls: Calls, config: str | None) -> Things:
+    named = {"NameContains": slug(config, 46)} if config else {}
+    for row in calls.pages("sagemaker", "ListTrainingJobs", "TrainingJobSummaries", **named):
+        name = row["TrainingJobName"]
+        if not re.fullmatch(JOB, name):
+            continue
+        answer = calls("sagemaker", "ListTags", ResourceArn=row["TrainingJobArn"])
+        if is_ours(tags := tags_of(answer.get("Tags")), config):
+            yield name, tags, row | (_machines(calls, row) if costs(row) else {})
+
+
+def costs(row: Row) -> bool:
+    """Returns whether a training job runs machines or keeps them in its warm pool."""
+    return row["TrainingJobStatus"] not in ENDED or _is_warm(row)
+
+
+def _is_warm(row: Row) -> bool:
+    return bool(row.get("WarmPoolStatus", {}).get("Status") == "Available")
+
+
+def _machines(calls: Calls, row: Row) -> Json:
+    record = calls("sagemaker", "DescribeTrainingJob", TrainingJobName=row["TrainingJobName"])
+    return {"ResourceConfig": record.get("ResourceConfig", {})}
+
+
+def _remove_job(calls: Calls, which: str, row: Row) -> object:
+    """Stops a training job, ends its warm pool, and deletes its log and the job.
+
+    Each step fails until the one before has ended, so the sweep repeats this function.
+    """
+    if not costs(row):
+        _remove_log(calls, which)
+        return calls("sagemaker", "DeleteTrainingJob", TrainingJobName=which)
+    with passing("ValidationException"):  # the job has ended since it was listed
+        if row["TrainingJobStatus"] == "InProgress":
+            calls("sagemaker", "StopTrainingJob", TrainingJobName=which)
+        elif _is_warm(row):
+            ends = {"KeepAlivePeriodInSeconds": 0}
+            calls("sagemaker", "UpdateTrainingJob", TrainingJobName=which, ResourceConfig=ends)
+    why = "it is removed once it has ended"
+    raise CloudError("the job is ending", where=which, why=why, code="DependencyViolation")
+
+
+def _remove_log(calls: Calls, job: str) -> None:
+    """Deletes a job's streams in SageMaker's log group, unless the caller's permissions lack it."""
+    with passing(*DENIED):
+        for stream in streams(calls, LOGS, f"{job}/"):
+            calls("logs", "DeleteLogStream", logGroupName=LOGS, logStreamName=stream)
+
+
+def _parameters(calls: Calls, config: str | None) -> Things:
+    path = f"{PARAMETERS}{config}" if config else PARAMETERS.rstrip("/")
+    names = {"Path": path, "Recursive": True, "WithDecryption": False}
+    for row in calls.pages("ssm", "GetParametersByPath", "Parameters", **names):
+        yield row["Name"], own_tags(row["Name"].split("/")[2]), {"Name": row["Name"]}
+
+
+FINDERS: dict[str, Find] = {
+    "instance": _instances,
+    "AMI": amis,
+    "instance profile": _profiles,
+    "role": _roles,
+    "log group": _log_groups,
+    "image": _images,
+    "repository": _repositories,
+    "bucket": _buckets,
+    "training job": _jobs,
+    "parameter": _parameters,
+}
+REMOVERS: dict[str, Remove] = {
+    "internet gateway": _remove_gateway,
+    "route table": _remove_table,
+    "instance profile": _remove_profile,
+    "role": _remove_role,
+    "image": repository.release_image,
+    "repository": repository.remove_repository,
+    "bucket": _remove_bucket,
+    "training job": _remove_job,
+    "job queue": _remove_queue,
+    "environment": functools.partial(_take_away, "ComputeEnvironment"),
+}
+
+
+def _kinds(table: str) -> tuple[ResourceKind, ...]:
+    """Returns the kinds of a table, with the functions of FINDERS and REMOVERS if there are any."""
     return tuple(
         ResourceKind(
             name := said["kind"],
-            finders.get(name) or _finder(said),
-            removers.get(name) or _remover(said),
+            FINDERS.get(name) or _finder(said),
+            REMOVERS.get(name) or _remover(said),
         )
         for said in read_table(Path(__file__).with_name(table))
     )
 
 
-KINDS = kinds("kinds.yaml", FINDERS, REMOVERS)
+KINDS, SCHEDULER_KINDS = _kinds("kinds.yaml"), _kinds("scheduler_kinds.yaml")

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -23,8 +23,9 @@ from ..config import Config
 from ..config.tokenizing import tokenizing
 from ..hardware import node_types
 from ..trust.errors import CloudError
-from .instances import hardened, interfaces, newest, placement, reserved, together
-from .stack_nodes import FleetStack, StackNode
+from .calls import Json
+from .instances import attached, hardened, interfaces, placement, reserved, together
+from .stack_nodes import FleetStack, Slots, StackNode
 from .template import assemble
 from .template_inputs import SCHEDULERS, Inputs, stack_name, tags_of, tokenizing_queue
 from .template_parts import (
@@ -71,10 +72,10 @@ def render(config: Config, inputs: Inputs, scheduler: str) -> str:
     return json.dumps(template(config, inputs, scheduler), separators=(",", ":"))
 
 
-def template(config: Config, inputs: Inputs, scheduler: str) -> dict[str, Any]:
+def template(config: Config, inputs: Inputs, scheduler: str) -> Json:
     """Returns the template as data."""
     made = MAKERS[scheduler](config, inputs)
-    values: dict[str, Any] = {"In": ref("Zone"), "Made": ref("Created"), "By": ref("Owner")}
+    values: Json = {"In": ref("Zone"), "Made": ref("Created"), "By": ref("Owner")}
     roles = [name for name in ("JobRole", "ExecutionRole") if name in made]
     values |= {name: attribute(name, "Arn") for name in roles}
     if "Log" in made:
@@ -91,69 +92,46 @@ def template(config: Config, inputs: Inputs, scheduler: str) -> dict[str, Any]:
 
 def batch(config: Config, inputs: Inputs) -> Resources:
     """Builds the resources for AWS Batch's multi-node jobs."""
-    name, group = stack_name(config), placement(config, inputs)
+    group = placement(config, inputs)
     return {
         **network(config, inputs), **walls(config, inputs), **logs(config), **together(config),
         "NodeRole": role(inputs, "ec2.amazonaws.com", (), [INSTANCES, AGENT]),
         "NodeProfile": resource("AWS::IAM::InstanceProfile", Roles=[ref("NodeRole")]),
         "JobRole": role(inputs, "ecs-tasks.amazonaws.com", statements(config, inputs)),
         "ExecutionRole": role(inputs, "ecs-tasks.amazonaws.com", _reads(config, inputs), [TASKS]),
-        **_queue(config, inputs, (f"{name}-nodes", name), group),
+        **_queue(config, inputs, stack_name(config), group),
         **(_tokenizing(config, inputs) if config.data.tokenize_instance_type else {}),
     }  # fmt: skip
 
 
 def _tokenizing(config: Config, inputs: Inputs) -> Resources:
     """Builds the launch template, environment and queue for tokenizing."""
-    name, own = tokenizing_queue(config), replace(inputs, image=inputs.tokenizing)
-    return _queue(tokenizing(config), own, (f"{name}-nodes", name), None, "Tokenizing")
+    own, name = replace(inputs, image=inputs.tokenizing), tokenizing_queue(config)
+    return _queue(tokenizing(config), own, name, None, "Tokenizing")
 
 
-def _queue(
-    config: Config, inputs: Inputs, names: Sequence[str], group: Any, prefix: str = ""
-) -> Resources:
-    """Builds a launch template with its environment and queue. `names`: the environment's and the
-    queue's.
+def _queue(config: Config, inputs: Inputs, name: str, group: Any, prefix: str = "") -> Resources:
+    """Builds a launch template with its environment and the queue `name`.
+
+    Source of the image types: docs.aws.amazon.com/batch/latest/userguide/batch-ami-type.html
     """
     row, tags = node_types.INSTANCE_TYPES[config.fleet.instance_type or ""], tags_of(config, inputs)
-    return {
-        f"{prefix}Template": resource(
-            "AWS::EC2::LaunchTemplate", LaunchTemplateData=_data(config, inputs, tags)
-        ),
-        # SecurityGroupIds are those of the tasks' interfaces; the default is the VPC's own group.
-        f"{prefix}Environment": resource(
-            "AWS::Batch::ComputeEnvironment",
-            ComputeEnvironmentName=names[0],
-            Type="MANAGED",
-            State="ENABLED",
-            ReplaceComputeEnvironment=False,
-            Tags=tags,
-            ComputeResources={
-                "Type": "EC2",
-                "AllocationStrategy": "BEST_FIT_PROGRESSIVE",
-                "MinvCpus": 0,
-                "MaxvCpus": row.vcpus * config.fleet.nodes,
-                "InstanceTypes": [row.name],
-                "Subnets": [subnet(inputs)],
-                **({"PlacementGroup": group} if group else {}),
-                "SecurityGroupIds": [attribute("Wall", "GroupId")],
-                "InstanceRole": attribute("NodeProfile", "Arn"),
-                "Ec2Configuration": [_image(inputs, row)],
-                "Tags": tags,
-                "LaunchTemplate": newest(f"{prefix}Template"),
-            },
-        ),
-        f"{prefix}Queue": resource(
-            "AWS::Batch::JobQueue",
-            JobQueueName=names[1],
-            Priority=1,
-            State="ENABLED",
-            Tags=tags,
-            ComputeEnvironmentOrder=[
-                {"Order": 1, "ComputeEnvironment": ref(f"{prefix}Environment")}
-            ],
-        ),
-    }
+    made = fixed(
+        "queue",
+        PREFIX=prefix,
+        NAME=name,
+        KIND=row.name,
+        IMAGE=inputs.image,
+        SYSTEM="ECS_AL2023_NVIDIA" if row.kind == "cuda" else "ECS_AL2023",
+        CORES=row.vcpus * config.fleet.nodes,
+        SUBNET=subnet(inputs),
+        GROUP=group,
+        TAGS=tags,
+        DATA=_data(config, inputs, tags),
+    )
+    if group is None:
+        del made[f"{prefix}Environment"]["Properties"]["ComputeResources"]["PlacementGroup"]
+    return made
 
 
 def sagemaker(config: Config, inputs: Inputs) -> Resources:
@@ -164,7 +142,7 @@ def sagemaker(config: Config, inputs: Inputs) -> Resources:
     }
 
 
-def of_a_training_job(config: Config, inputs: Inputs) -> list[dict[str, Any]]:
+def of_a_training_job(config: Config, inputs: Inputs) -> list[Json]:
     """Returns the policy statements that a training job's role needs, whether it is the stack's or
     the user's.
     """
@@ -177,7 +155,7 @@ def of_a_training_job(config: Config, inputs: Inputs) -> list[dict[str, Any]]:
     ]
 
 
-def of_a_start(config: Config, inputs: Inputs) -> list[dict[str, Any]]:
+def of_a_start(config: Config, inputs: Inputs) -> list[Json]:
     """Returns the statements that the user's execution role needs, with which ECS starts
     containers.
 
@@ -212,12 +190,12 @@ NETWORK = "parallelcluster"
 MAKERS = {"batch": batch, "sagemaker": sagemaker, NETWORK: parallelcluster}
 
 
-def _reads(config: Config, inputs: Inputs) -> list[dict[str, Any]]:
+def _reads(config: Config, inputs: Inputs) -> list[Json]:
     """Returns the policy statements for reading a job's secrets."""
     return [_parameters(config, inputs), *_secrets(config)]
 
 
-def _parameters(config: Config, inputs: Inputs) -> dict[str, Any]:
+def _parameters(config: Config, inputs: Inputs) -> Json:
     """Returns the policy statement for the SSM parameters with the config's secrets
     (backends/aws_managed.py).
     """
@@ -226,13 +204,13 @@ def _parameters(config: Config, inputs: Inputs) -> dict[str, Any]:
     return allow("parameters", [where])
 
 
-def _secrets(config: Config) -> Iterator[dict[str, Any]]:
+def _secrets(config: Config) -> Iterator[Json]:
     """Yields the policy statement for secrets that the config names by ARN."""
     if arns := sorted({entry.partition("=")[2] for entry in config.fleet.secret_arns}):
         yield allow("secrets", arns)
 
 
-def _of_sagemaker(config: Config, inputs: Inputs) -> Iterator[dict[str, Any]]:
+def _of_sagemaker(config: Config, inputs: Inputs) -> Iterator[Json]:
     logs = f"arn:{inputs.partition}:logs:{inputs.region}:{inputs.account}:log-group"
     yield allow("training log", [f"{logs}:/aws/sagemaker/*"])
     yield allow("metrics", ["*"])
@@ -242,18 +220,7 @@ def _of_sagemaker(config: Config, inputs: Inputs) -> Iterator[dict[str, Any]]:
         yield allow("network interfaces", ["*"])
 
 
-def _image(inputs: Inputs, row: node_types.NodeType) -> dict[str, str]:
-    """Returns the machine image, and the image type that Batch requires.
-
-    Source: docs.aws.amazon.com/batch/latest/userguide/batch-ami-type.html
-    """
-    return {
-        "ImageType": "ECS_AL2023_NVIDIA" if row.kind == "cuda" else "ECS_AL2023",
-        "ImageIdOverride": inputs.image,
-    }
-
-
-def _data(config: Config, inputs: Inputs, tags: dict[str, str]) -> dict[str, Any]:
+def _data(config: Config, inputs: Inputs, tags: dict[str, str]) -> Json:
     """Builds the launch template's data: every EFA interface, but no subnet, because the
     environment sets it.
     """
@@ -261,16 +228,7 @@ def _data(config: Config, inputs: Inputs, tags: dict[str, str]) -> dict[str, Any
     return {
         **hardened(root, config.fleet.aws.volume_gib, tags),
         **reserved(config),
-        "NetworkInterfaces": [
-            {
-                "NetworkCardIndex": one.card,
-                "DeviceIndex": one.device,
-                "InterfaceType": one.kind,
-                "Groups": [attribute("Wall", "GroupId")],
-                "DeleteOnTermination": True,
-            }
-            for one in interfaces(config.fleet.instance_type or "", TASKS_OWN)
-        ],
+        "NetworkInterfaces": attached(interfaces(config.fleet.instance_type or "", TASKS_OWN)),
         "UserData": base64.b64encode(user_data(config).encode()).decode(),
     }
 
@@ -328,9 +286,7 @@ class SchedulerStack(FleetStack):
     def render(self, inputs: Inputs) -> str:
         return render(self.config, inputs, self.scheduler)
 
-    def _wanted(
-        self, bad: Collection[str]
-    ) -> tuple[tuple[int, ...], tuple[int, ...], list[StackNode]]:
+    def _wanted(self, bad: Collection[str]) -> tuple[Slots, Slots, list[StackNode]]:
         return (), (), []
 
     def outputs(self) -> dict[str, str]:

@@ -10,23 +10,32 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ..config import Config
 from ..trust.errors import CloudError, NotAsked
 from . import checks, clock, discovery, template
-from .calls import Calls, region_of
-from .cloudformation import Change, CloudFormationStack, Show, StackState, compare
+from .calls import Calls, Row, region_of
+from .cloudformation import (
+    LACKS_CAPACITY,
+    Change,
+    CloudFormationStack,
+    Show,
+    StackState,
+    compare,
+    explain,
+    is_capacity,
+)
 from .instances import BUILDER, BUILDER_TYPE, NODE, builds_first, capacity_of
 from .inventory import BESIDE, OwnedResource, find, surely
 from .resource_types import has_our_tags, instances
 from .resource_types import tags_of as tags
-from .stack_errors import LACKS_CAPACITY, explain, is_capacity
 from .sweep import Say, Sweep
 from .template_inputs import Inputs, stack_name, tags_of
 
+Slots = tuple[int, ...]
 LOGICAL = "aws:cloudformation:logical-id"
 UP_IN = 900.0  # timeout in seconds for an instance to run and to have its host key
 AGAIN = 5.0  # seconds between two polls
@@ -69,8 +78,8 @@ class Foreseen:
     """
 
     inputs: Inputs
-    before: Mapping[str, Any]
-    after: Mapping[str, Any]
+    before: Row
+    after: Row
     requests: list[tuple[str, str, dict[str, Any]]]
     unasked: str = ""
 
@@ -271,7 +280,7 @@ class FleetStack:
             say(f"starting {', '.join(stopped)}, which had been stopped")
             self.calls("ec2", "StartInstances", InstanceIds=stopped)
 
-    def _fill(self, inputs: Inputs, slots: tuple[int, ...], show: Show, say: Say) -> None:
+    def _fill(self, inputs: Inputs, slots: Slots, show: Show, say: Say) -> None:
         """Creates the first nodes of a stack, or begins the stack again in the next zone if this
         one lacks capacity.
         """
@@ -295,9 +304,7 @@ class FleetStack:
         sweep.pieces(lambda one: one.kind in kinds and one.id in made)
         self.remove(False, say)
 
-    def _wanted(
-        self, bad: Collection[str]
-    ) -> tuple[tuple[int, ...], tuple[int, ...], list[StackNode]]:
+    def _wanted(self, bad: Collection[str]) -> tuple[Slots, Slots, list[StackNode]]:
         """Returns the desired slots, the existing slots, and the instances in them."""
         everyone = [node for node in self.everyone() if node.slot is not None]
         lost = {node.slot for node in everyone if node.id in bad or node.state not in GOOD}
@@ -306,7 +313,7 @@ class FleetStack:
         return next_slots(there, keep, self.config.fleet.nodes), there, everyone
 
     def _update(
-        self, inputs: Inputs, slots: tuple[int, ...], show: Show, say: Say, kept: bool = False
+        self, inputs: Inputs, slots: Slots, show: Show, say: Say, kept: bool = False
     ) -> None:
         text = self.render(replace(inputs, slots=slots, kept=kept))
         if not self.stack.update(text):
@@ -319,7 +326,7 @@ class FleetStack:
             what = "the fleet could not be changed; its nodes are unchanged"
             raise explain(failed, what, self.where)
 
-    def inputs(self, state: StackState, slots: tuple[int, ...]) -> Inputs:
+    def inputs(self, state: StackState, slots: Slots) -> Inputs:
         """Returns the inputs of an update: facts of the account, and the stack's parameters."""
         zone = (
             state.parameters.get("Zone")
@@ -328,7 +335,7 @@ class FleetStack:
         )
         return template.read_back(self._discover(zone, slots, True), state.parameters)
 
-    def _discover(self, zone: str, slots: tuple[int, ...], is_made: bool = False) -> Inputs:
+    def _discover(self, zone: str, slots: Slots, is_made: bool = False) -> Inputs:
         found = discovery.discover(self.config, self.calls, zone, slots, is_made, self.scheduler)
         return self._own(found)
 
@@ -336,7 +343,7 @@ class FleetStack:
         alone = not self.scheduler and self.config.fleet.nodes == 1
         return replace(inputs, scheduler=self.scheduler, plain="yes" if alone else "no")
 
-    def _slots(self) -> tuple[int, ...]:
+    def _slots(self) -> Slots:
         """Returns the stack's slots, also those without an instance."""
         found = (re.fullmatch(rf"{NODE}([0-9]{{1,6}})", name) for name in self.stack.resources())
         return tuple(sorted(int(match[1]) for match in found if match))
@@ -404,7 +411,7 @@ class FleetStack:
         return surely(self.calls, self.config.fleet_name)
 
 
-def next_slots(there: Iterable[int], keep: Iterable[int], count: int) -> tuple[int, ...]:
+def next_slots(there: Iterable[int], keep: Iterable[int], count: int) -> Slots:
     """Returns the slots of a fleet of `count` nodes: the first of those to keep, then new ones
     after all existing ones.
     """

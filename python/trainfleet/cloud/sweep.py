@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 
 from ..trust.errors import CloudError
 from . import clock
-from .api_errors import CODES, DENIED
-from .calls import Calls
+from .calls import CODES, DENIED, Calls
 from .cloudformation import CloudFormationStack, StackState
 from .inventory import OwnedResource, find
 from .resource_types import instances, is_gone

@@ -14,10 +14,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from ..config import Config
 from ..trust.errors import ConfigError
+from .calls import Json
 from .instances import machines
 from .template_inputs import TEMPLATE_TYPES, Inputs, bucket_of, pairs, tags_of
 from .template_parts import Resources, attribute, network, ref, roles, walls
@@ -49,16 +49,14 @@ def render(config: Config, inputs: Inputs) -> str:
     return text
 
 
-def template(config: Config, inputs: Inputs) -> dict[str, Any]:
+def template(config: Config, inputs: Inputs) -> Json:
     """Returns the template as data."""
     made = resources(config, inputs, tags_of(config, inputs))
     about = f"trainfleet {config.fleet_name}: {len(inputs.slots)} x {config.fleet.instance_type}"
     return assemble(config, inputs, made, outputs(config, inputs, made), about)
 
 
-def assemble(
-    config: Config, inputs: Inputs, made: Resources, outputs: dict[str, Any], about: str
-) -> dict[str, Any]:
+def assemble(config: Config, inputs: Inputs, made: Resources, outputs: Json, about: str) -> Json:
     """Returns a template with these resources, our tags and the outputs. Its parameters are the
     entries of FIXED that the resources or outputs reference.
     """
@@ -92,9 +90,9 @@ def resources(config: Config, inputs: Inputs, tags: dict[str, str]) -> Resources
     return kept | logs(config) | roles(config, inputs) | machines(config, inputs, tags)
 
 
-def outputs(config: Config, inputs: Inputs, made: Resources) -> dict[str, Any]:
+def outputs(config: Config, inputs: Inputs, made: Resources) -> Json:
     """Returns the stack's outputs: names and addresses that exist only after creation."""
-    values: dict[str, Any] = {
+    values: Json = {
         "BucketName": bucket_of(config, inputs),
         "Made": ref("Created"),
         "By": ref("Owner"),
@@ -116,9 +114,7 @@ def outputs(config: Config, inputs: Inputs, made: Resources) -> dict[str, Any]:
 
 def read_back(inputs: Inputs, parameters: Mapping[str, str]) -> Inputs:
     """Returns the inputs with the values of the existing stack's parameters."""
-    fixed: dict[str, Any] = {
-        field: parameters[name] for name, field in FIXED.items() if name in parameters
-    }
+    fixed: Json = {field: parameters[name] for name, field in FIXED.items() if name in parameters}
     if "Image" in parameters:
         # In older stacks, nodes and head have the same image.
         fixed.setdefault("head_image", parameters["Image"])

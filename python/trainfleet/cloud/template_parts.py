@@ -14,10 +14,11 @@ from typing import Any
 from ..config import Config
 from ..config.tables import read_table
 from ..storage import s3
+from .calls import Json
 from .repository import pulled
 from .template_inputs import Inputs, bucket_of
 
-Resource = dict[str, Any]
+Resource = Json
 Resources = dict[str, Resource]
 
 ANYWHERE = "0.0.0.0/0"
@@ -48,12 +49,18 @@ def subnet(inputs: Inputs) -> Any:
     return inputs.subnet or ref("PrivateSubnet")
 
 
-def fixed(name: str, **values: str) -> Resources:
-    """Returns resources from template_resources.yaml, with `values` in place of placeholders."""
+def fixed(name: str, **values: Any) -> Json:
+    """Returns an entry of template_resources.yaml with `values` in place of its words in capitals.
+
+    A text replaces the word in any string. Another value replaces the whole string.
+    """
     text = json.dumps(RESOURCES[name])
     for word, value in values.items():
-        text = text.replace(word, value)
-    found: Resources = json.loads(text)
+        is_text = isinstance(value, str)
+        text = text.replace(
+            word if is_text else f'"{word}"', value if is_text else json.dumps(value)
+        )
+    found: Json = json.loads(text)
     return found
 
 
@@ -118,7 +125,7 @@ def roles(config: Config, inputs: Inputs) -> Resources:
     return found
 
 
-def statements(config: Config, inputs: Inputs) -> Iterator[dict[str, Any]]:
+def statements(config: Config, inputs: Inputs) -> Iterator[Json]:
     """Yields the policy statements that ranks need: data, checkpoints and logs."""
     for access, buckets in (
         ("write", written(config, inputs)),
@@ -131,14 +138,14 @@ def statements(config: Config, inputs: Inputs) -> Iterator[dict[str, Any]]:
     yield allow("log", [attribute("Log", "Arn")])
 
 
-def pulls(config: Config, inputs: Inputs) -> Iterator[dict[str, Any]]:
+def pulls(config: Config, inputs: Inputs) -> Iterator[Json]:
     """Yields the policy statements of a role that pulls the image itself."""
     if source := pulled(config, inputs):
         yield allow("login", ["*"])
         yield allow("pull", [source])
 
 
-def keys(config: Config, inputs: Inputs) -> Iterator[dict[str, Any]]:
+def keys(config: Config, inputs: Inputs) -> Iterator[Json]:
     """Yields the statements for a training job's use of fleet.sagemaker.kms_key. The key's policy
     must allow the same actions.
 
@@ -161,23 +168,19 @@ def keys(config: Config, inputs: Inputs) -> Iterator[dict[str, Any]]:
     yield allow("grant key", resources, named | by_aws)
 
 
-def allow(
-    access: str, resources: list[Any], conditions: dict[str, Any] | None = None
-) -> dict[str, Any]:
+def allow(access: str, resources: list[Any], conditions: Json | None = None) -> Json:
     """Returns a statement that allows the actions in a row of role_actions.yaml."""
     return statement(ROLE_ACTIONS[access], resources, conditions)
 
 
-def statement(
-    actions: list[str], resources: list[Any], conditions: dict[str, Any] | None = None
-) -> dict[str, Any]:
+def statement(actions: list[str], resources: list[Any], conditions: Json | None = None) -> Json:
     """Returns a policy statement that allows the actions."""
     allowed = {"Effect": "Allow", "Action": actions, "Resource": resources}
     return allowed | ({"Condition": conditions} if conditions else {})
 
 
 def role(
-    inputs: Inputs, service: str, allowed: Iterable[dict[str, Any]], managed: Iterable[str] = ()
+    inputs: Inputs, service: str, allowed: Iterable[Json], managed: Iterable[str] = ()
 ) -> Resource:
     """Builds a role that `service` assumes. `managed`: names of AWS managed policies."""
     trust = {"Effect": "Allow", "Action": ["sts:AssumeRole"], "Principal": {"Service": [service]}}

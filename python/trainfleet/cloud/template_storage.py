@@ -18,7 +18,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from ..config import Config
-from ..config.types import Fsx
+from ..config.types import Fsx, Refusals
 from ..hardware import node_types
 from ..trust.untrusted_input import show
 from .template_inputs import Inputs, bucket_of, slug
@@ -54,7 +54,7 @@ def throughput(fsx: Fsx) -> float:
     return each * 1e6 * fsx.size_gib / 1024
 
 
-def refuse_size(fsx: Fsx) -> Iterator[tuple[str, str]]:
+def refuse_size(fsx: Fsx) -> Refusals:
     """Yields (key, message) for sizes that FSx does not offer."""
     size = fsx.size_gib
     if fsx.type == "scratch" and fsx.throughput != Fsx.throughput:
@@ -72,7 +72,7 @@ def refuse_size(fsx: Fsx) -> Iterator[tuple[str, str]]:
         yield "fleet.fsx.size_gib", f"{size}: {must}; set {_near(size, STEP)}"
 
 
-def refuse_unmade(fsx: Fsx) -> Iterator[tuple[str, str]]:
+def refuse_unmade(fsx: Fsx) -> Refusals:
     """Yields (key, message) for keys of a new file system if the stack creates none."""
     why = "only for a new file system, but this config makes none; remove it"
     for name in MADE:

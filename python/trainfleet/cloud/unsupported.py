@@ -5,9 +5,8 @@ and message.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator
 
-from ..config import Config
+from ..config.types import Config, Refusals
 from ..hardware import node_types
 from .instances import capacity_of
 from .template_storage import makes_file_system, refuse_size, refuse_unmade
@@ -15,7 +14,7 @@ from .template_storage import makes_file_system, refuse_size, refuse_unmade
 MOST_NODES = 120  # nodes in one stack: a request holds at most 51,200 bytes of template
 
 
-def refuse(config: Config) -> Iterator[tuple[str, str]]:
+def refuse(config: Config) -> Refusals:
     """Yields every reason why AWS can't make the fleet of a config."""
     yield from _type(config)
     yield from refuse_of_scheduler(config)
@@ -23,13 +22,13 @@ def refuse(config: Config) -> Iterator[tuple[str, str]]:
         yield from rule(config)
 
 
-def refuse_of_scheduler(config: Config) -> Iterator[tuple[str, str]]:
+def refuse_of_scheduler(config: Config) -> Refusals:
     """Yields the reasons that also apply if AWS Batch makes the machines."""
     for rule in (_reservation, _block, _sold, _network):
         yield from rule(config)
 
 
-def _type(config: Config) -> Iterator[tuple[str, str]]:
+def _type(config: Config) -> Refusals:
     if config.fleet.instance_type is None:
         why = "AWS needs an instance type to make the machines"
         yield "fleet.instance_type", f"null: {why}; set one, such as trn1.32xlarge"
@@ -39,7 +38,7 @@ def _buys_block(config: Config) -> bool:
     return capacity_of(config) == "block" and config.fleet.aws.block_hours is not None
 
 
-def _reservation(config: Config) -> Iterator[tuple[str, str]]:
+def _reservation(config: Config) -> Refusals:
     capacity, key, given = (
         capacity_of(config),
         "fleet.aws.reservation",
@@ -56,7 +55,7 @@ def _reservation(config: Config) -> Iterator[tuple[str, str]]:
         yield "fleet.spot", f"true: a {capacity} has no spot instances; set false"
 
 
-def _block(config: Config) -> Iterator[tuple[str, str]]:
+def _block(config: Config) -> Refusals:
     aws = config.fleet.aws
     if aws.block_hours is None:
         return
@@ -69,7 +68,7 @@ def _block(config: Config) -> Iterator[tuple[str, str]]:
         yield "budget.max_usd", "null: a capacity block is bought only within a limit; set one"
 
 
-def _sold(config: Config) -> Iterator[tuple[str, str]]:
+def _sold(config: Config) -> Refusals:
     row, capacity = node_types.instance(config.fleet.instance_type), capacity_of(config)
     if row and capacity not in ("reservation", *row.sold):
         works = f"set {', '.join(sorted(row.sold))} or reservation"
@@ -77,7 +76,7 @@ def _sold(config: Config) -> Iterator[tuple[str, str]]:
         yield "fleet.aws.capacity", f"{capacity}: {why}; {works}"
 
 
-def _network(config: Config) -> Iterator[tuple[str, str]]:
+def _network(config: Config) -> Refusals:
     aws = config.fleet.aws
     if bool(aws.vpc) != bool(aws.subnets):
         given = "fleet.aws.vpc" if aws.vpc else "fleet.aws.subnets"
@@ -87,7 +86,7 @@ def _network(config: Config) -> Iterator[tuple[str, str]]:
             yield "fleet.aws.zones", f"{zone} is not in fleet.aws.region {aws.region}"
 
 
-def _ways_in(config: Config) -> Iterator[tuple[str, str]]:
+def _ways_in(config: Config) -> Refusals:
     aws, key = config.fleet.aws, "fleet.aws.allow_ssh_from"
     for given in aws.allow_ssh_from:
         try:
@@ -110,7 +109,7 @@ def _ways_in(config: Config) -> Iterator[tuple[str, str]]:
         yield key, f"the nodes have no public address; {then}"
 
 
-def _file_system(config: Config) -> Iterator[tuple[str, str]]:
+def _file_system(config: Config) -> Refusals:
     fleet, key = config.fleet, "fleet.shared_folder"
     if not makes_file_system(config):
         yield from refuse_unmade(fleet.fsx)
@@ -130,7 +129,7 @@ def _file_system(config: Config) -> Iterator[tuple[str, str]]:
         yield key, f"{fleet.shared_folder}: fleet.fsx.s3_import appears there; set another folder"
 
 
-def _size(config: Config) -> Iterator[tuple[str, str]]:
+def _size(config: Config) -> Refusals:
     fleet, bastion = config.fleet, config.fleet.aws.bastion_type
     if fleet.nodes > MOST_NODES:
         what = f"{fleet.nodes}: one stack makes at most {MOST_NODES}"

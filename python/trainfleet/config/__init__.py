@@ -1,10 +1,8 @@
 """Loads config.yaml, validates it, and converts it to frozen dataclasses."""
 
-from .derive import Derived
-from .dump import dump_asked, dump_resolved
+from .derive import Derivation, Derived, dump_asked, dump_resolved
 from .load import (
     BackendTerms,
-    Derivation,
     Settings,
     dump_known,
     load,

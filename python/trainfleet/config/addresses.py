@@ -15,14 +15,13 @@ import functools
 import glob
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
 from ..trust.errors import InputError
 from .host_list import parse_host
-from .types import Config
+from .types import Config, Refusals
 
 HUB = "hf://"
 MODEL = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(@[\w.-]{1,200})?", re.ASCII)
@@ -185,7 +184,7 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 NO_TEXT = re.compile(r"/(dev)?|/(proc|sys)(/.*)?", re.DOTALL)
 
 
-def check(config: Config) -> Iterator[tuple[str, str]]:
+def check(config: Config) -> Refusals:
     """Yields (key, message) for each invalid address in the config."""
     yield from _sources(config)
     for key, address in (
@@ -206,7 +205,7 @@ def check(config: Config) -> Iterator[tuple[str, str]]:
             yield "fleet.ssh.jump", str(error)
 
 
-def _sources(config: Config) -> Iterator[tuple[str, str]]:
+def _sources(config: Config) -> Refusals:
     for index, source in enumerate(config.data.mixture):
         if fault := _fault(source.path, (S3, HUB), up=True) or _too_wide(source.path):
             yield f"data.sources[{index}]", fault
@@ -262,7 +261,7 @@ def _too_wide(source: str) -> str | None:
     )
 
 
-def absent(config: Config) -> Iterator[tuple[str, str]]:
+def absent(config: Config) -> Refusals:
     """Yields (key, message) for each user file that is missing on this machine.
 
     Only meaningful if all nodes are this machine.
@@ -275,7 +274,7 @@ def absent(config: Config) -> Iterator[tuple[str, str]]:
             yield key, f"{file!r} does not exist in the folder where make runs"
 
 
-def check_shared_folder(config: Config) -> Iterator[tuple[str, str]]:
+def check_shared_folder(config: Config) -> Refusals:
     """Rejects a shared folder outside the FSx file system, and FSx settings that lack the DNS or
     mount name.
     """
@@ -294,7 +293,7 @@ def check_shared_folder(config: Config) -> Iterator[tuple[str, str]]:
         )
 
 
-def check_destination(config: Config) -> Iterator[tuple[str, str]]:
+def check_destination(config: Config) -> Refusals:
     """Rejects a checkpoint path that only a shell would expand."""
     path = config.checkpoint.path or ""
     if path.startswith(("~", "$")):

@@ -1,9 +1,8 @@
 """Converts other tokenizer formats to tokenizer.json: SentencePiece models, WordPiece vocabularies,
-and vocab.json with merges.txt.
+and vocab.json with merges.txt. Recognizes unsupported model and tokenizer formats, and suggests a
+remedy for each.
 
-The definitions follow the Hugging Face ports by the models' authors: Llama 2 for SentencePiece BPE,
-T5 for Unigram, BERT for WordPiece and GPT-2 for byte-level BPE. tests/oracles compares the results
-with the original libraries.
+tokenizers.yaml has the definitions. tests/oracles compares the results with the original libraries.
 """
 
 from __future__ import annotations
@@ -13,25 +12,33 @@ import json
 import math
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from fnmatch import fnmatchcase
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
 from ..trust import untrusted_input
 from ..trust.errors import DataError
 from ..trust.validation import fit
-from .foreign_formats import LIST, TIKTOKEN
+from .tables import read_table
 
 Definition = dict[str, Any]
 # Maximum size of a tokenizer file. The largest published files are 35 MiB.
 LARGEST = 128 * untrusted_input.MEBIBYTE
 LONGEST = 1024  # maximum token length in bytes, because _merges tries every split
 SETTINGS = "tokenizer_config.json"
+ANOTHER = "set data.tokenizer to another tokenizer"
+REMEDY = "use the tokenizer.json of the same model"
+# A line of a tiktoken file: a base64 token and its rank.
+TIKTOKEN = rb"[A-Za-z0-9+/]{1,400}={0,2} [0-9]{1,8}\r?\n"
 T = TypeVar("T")
+Piece = tuple[str, float, int]  # token, score and type
 SPACE = "\u2581"  # SentencePiece's symbol for a space
 # SentencePiece.Type in sentencepiece_model.proto
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = (1, 2, 3, 4, 6)
 UNIGRAM, BPE = 1, 2  # TrainerSpec.ModelType
+ALGORITHMS = {UNIGRAM: "SentencePiece Unigram", BPE: "SentencePiece BPE"}
 # Special tokens of GPT-2 and RoBERTa.
 BYTE_LEVEL_SPECIAL = ("<|endoftext|>", "<s>", "</s>", "<pad>", "<unk>", "<mask>")
 
@@ -75,14 +82,18 @@ def convert(path: Path) -> str | None:
         content = untrusted_input.read_bytes(model, LARGEST)
         if re.match(TIKTOKEN, content):
             raise DataError(
-                f"is a tiktoken file, as in Meta's Llama 3 folder; {LIST}",
+                f"is a tiktoken file, as in Meta's Llama 3 folder; {REMEDY}",
                 where=str(model),
-                next=LIST,
+                next=REMEDY,
             )
-        return _dump(_from_sentencepiece(content, str(model)))
-    if words is not None:
-        return _dump(_from_wordpiece(words))
-    return _dump(_from_merges(path / "vocab.json", merges)) if merges.exists() else None
+        made = _from_sentencepiece(content, str(model))
+    elif words is not None:
+        made = _from_wordpiece(words)
+    elif merges.exists():
+        made = _from_merges(path / "vocab.json", merges)
+    else:
+        return None
+    return json.dumps(made, ensure_ascii=False)
 
 
 def _file(path: Path, name: str, suffix: str) -> Path | None:
@@ -90,12 +101,9 @@ def _file(path: Path, name: str, suffix: str) -> Path | None:
     return found if found.is_file() and found.name.endswith(suffix) else None
 
 
-def _dump(definition: Definition) -> str:
-    return json.dumps(
-        {"version": "1.0", "truncation": None, "padding": None, "post_processor": None}
-        | definition,
-        ensure_ascii=False,
-    )
+def _definition(form: str) -> Definition:
+    found: Definition = read_table(Path(__file__).with_name("tokenizers.yaml"))[form]
+    return found
 
 
 def added(id_: int, content: str, *, special: bool = True) -> Definition:
@@ -117,68 +125,28 @@ def _from_wordpiece(path: Path) -> Definition:
         if file.exists()
         else TokenizerSettings()
     )
-    lower = settings.get("do_lower_case", not cased)
     vocabulary = {token: id_ for id_, token in enumerate(tokens)}
-    named = [
-        token for token in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") if token in vocabulary
-    ]
-    return {
-        "added_tokens": [added(vocabulary[token], token) for token in named],
-        "normalizer": {
-            "type": "BertNormalizer",
-            "clean_text": True,
-            "handle_chinese_chars": True,
-            "strip_accents": None,
-            "lowercase": lower,
-        },
-        "pre_tokenizer": {"type": "BertPreTokenizer"},
-        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
-        "model": {
-            "type": "WordPiece",
-            "unk_token": "[UNK]",
-            "continuing_subword_prefix": "##",
-            "max_input_chars_per_word": 100,
-            "vocab": vocabulary,
-        },
-    }
+    specials = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+    made = _definition("wordpiece")
+    made["added_tokens"] = _named(specials, vocabulary)
+    made["normalizer"]["lowercase"] = settings.get("do_lower_case", not cased)
+    made["model"]["vocab"] = vocabulary
+    return made
+
+
+def _named(tokens: Iterable[str], vocabulary: dict[str, int]) -> list[Definition]:
+    return [added(vocabulary[token], token) for token in tokens if token in vocabulary]
 
 
 def _from_merges(vocabulary: Path, merges: Path) -> Definition:
     """Builds a byte-level BPE tokenizer as in GPT-2 and RoBERTa."""
     vocab = fit(dict[str, int], untrusted_input.read_json(vocabulary, LARGEST), str(vocabulary))
     lines = untrusted_input.read_text(merges, LARGEST).splitlines()
-    byte_level = {
-        "type": "ByteLevel",
-        "add_prefix_space": False,
-        "trim_offsets": True,
-        "use_regex": True,
-    }
-    return {
-        "added_tokens": [
-            added(vocab[token], token) for token in BYTE_LEVEL_SPECIAL if token in vocab
-        ],
-        "normalizer": None,
-        "pre_tokenizer": byte_level,
-        "decoder": byte_level,
-        "model": _bpe(vocab, [line for line in lines if line and not line.startswith("#version")]),
-    }
-
-
-def _bpe(vocab: dict[str, int], merges: list[str], **more: Any) -> Definition:
-    plain = {
-        "dropout": None,
-        "unk_token": None,
-        "continuing_subword_prefix": None,
-        "end_of_word_suffix": None,
-    }
-    return {
-        "type": "BPE",
-        **plain,
-        "fuse_unk": False,
-        "byte_fallback": False,
-        "vocab": vocab,
-        "merges": merges,
-    } | more
+    made = _definition("byte-level BPE")
+    made["added_tokens"] = _named(BYTE_LEVEL_SPECIAL, vocab)
+    rules = [line for line in lines if line and not line.startswith("#version")]
+    made["model"] |= {"vocab": vocab, "merges": rules}
+    return made
 
 
 def _from_sentencepiece(content: bytes, where: str) -> Definition:
@@ -196,42 +164,39 @@ def _from_sentencepiece(content: bytes, where: str) -> Definition:
             "is not a SentencePiece model",
             where=where,
             why=str(error),
-            next="set data.tokenizer to another tokenizer",
+            next=ANOTHER,
         ) from error
-    unknown = next((id_ for id_, (_, _, type_) in enumerate(pieces) if type_ == UNKNOWN), None)
-    byte_fallback = any(type_ == BYTE for _, _, type_ in pieces)
-    listed = [
-        added(id_, token, special=type_ != USER_DEFINED)
-        for id_, (token, _, type_) in enumerate(pieces)
-        if type_ in (UNKNOWN, CONTROL, USER_DEFINED)
-    ]
-    if kind == BPE:
-        vocab = {token: id_ for id_, (token, _, _) in enumerate(pieces)}
-        unk_token = None if unknown is None else pieces[unknown][0]
-        merges = [f"{left} {right}" for left, right in _merges(pieces)]
-        body = _bpe(vocab, merges, unk_token=unk_token, fuse_unk=True, byte_fallback=byte_fallback)
-    elif kind == UNIGRAM:
-        scores = [[token, score] for token, score, _ in pieces]
-        body = {
-            "type": "Unigram",
-            "unk_id": unknown,
-            "vocab": scores,
-            "byte_fallback": byte_fallback,
-        }
-    else:
-        why, remedy = (
-            f"type {kind}; supported: BPE, Unigram",
-            "set data.tokenizer to another tokenizer",
-        )
+    if kind not in ALGORITHMS:
         raise DataError(
-            "is a SentencePiece model of an unsupported type", where=where, why=why, next=remedy
+            "is a SentencePiece model of an unsupported type",
+            where=where,
+            why=f"type {kind}; supported: BPE, Unigram",
+            next=ANOTHER,
         )
-    return {
-        "added_tokens": listed,
-        "normalizer": {"type": "Sequence", "normalizers": steps},
-        "pre_tokenizer": None,
-        "decoder": _decoder(prefix),
-        "model": body,
+    made = _definition(ALGORITHMS[kind])
+    made["added_tokens"] = list(_listed(pieces))
+    made["normalizer"]["normalizers"] = steps
+    if not prefix:
+        made["decoder"]["decoders"].pop()  # Strip
+    made["model"] |= _algorithm(kind, pieces)
+    return made
+
+
+def _listed(pieces: list[Piece]) -> Iterator[Definition]:
+    for id_, (token, _, type_) in enumerate(pieces):
+        if type_ in (UNKNOWN, CONTROL, USER_DEFINED):
+            yield added(id_, token, special=type_ != USER_DEFINED)
+
+
+def _algorithm(kind: int, pieces: list[Piece]) -> Definition:
+    unknown = next((id_ for id_, (_, _, type_) in enumerate(pieces) if type_ == UNKNOWN), None)
+    bytes_ = {"byte_fallback": any(type_ == BYTE for _, _, type_ in pieces)}
+    if kind == UNIGRAM:
+        return bytes_ | {"unk_id": unknown, "vocab": [[token, score] for token, score, _ in pieces]}
+    return bytes_ | {
+        "unk_token": None if unknown is None else pieces[unknown][0],
+        "vocab": {token: id_ for id_, (token, _, _) in enumerate(pieces)},
+        "merges": [f"{left} {right}" for left, right in _merges(pieces)],
     }
 
 
@@ -247,22 +212,7 @@ def _normalizers(spec: dict[int, list[Any]], prefix: bool) -> Iterator[Definitio
     yield {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
 
 
-def _decoder(prefix: bool) -> Definition:
-    steps: list[Definition] = [
-        {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
-        {"type": "ByteFallback"},
-        {"type": "Fuse"},
-    ]
-    return {
-        "type": "Sequence",
-        "decoders": [
-            *steps,
-            *([{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefix else []),
-        ],
-    }
-
-
-def _merges(pieces: list[tuple[str, float, int]]) -> list[tuple[str, str]]:
+def _merges(pieces: list[Piece]) -> list[tuple[str, str]]:
     """Returns all pairs of pieces that form another piece, best score first.
 
     This is the order in which SentencePiece merges them.
@@ -282,7 +232,7 @@ def _merges(pieces: list[tuple[str, float, int]]) -> list[tuple[str, str]]:
     return [(pieces[left][0], pieces[right][0]) for _, left, right in sorted(pairs)]
 
 
-def _piece(message: bytes) -> tuple[str, float, int]:
+def _piece(message: bytes) -> Piece:
     """Parses a piece into its token, score and type."""
     fields = _fields(message)
     token, score = _last(fields, 1, bytes), _last(fields, 2, float, 0.0)
@@ -346,3 +296,19 @@ def _varint(message: bytes, at: int) -> tuple[Any, int]:
             raise ValueError(f"the number before byte {at} has more than ten bytes")
         if byte < 128:
             return value, at
+
+
+MOST = 4096  # maximum number of file names to read in a folder
+FORMATS = read_table(Path(__file__).with_name("foreign_formats.yaml"))
+
+
+def told(path: Path) -> str:
+    """Returns the unsupported format of a file or folder, judged by file names, and a remedy.
+
+    Returns "" if the format is unknown.
+    """
+    names = [at.name for at in islice(path.iterdir(), MOST)] if path.is_dir() else [path.name]
+    for row in FORMATS:
+        if any(fnmatchcase(name, mark) for name in names for mark in row["files"]):
+            return f"is {row['name']}; {row['remedy']}"
+    return ""

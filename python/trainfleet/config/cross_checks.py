@@ -9,21 +9,21 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from ..hardware import node_types
 from ..trust.spelling import suggest
 from . import addresses, neuron_limits, owned_machines, precision, schedule, tokenizing
 from .families import FAMILIES, Preset
 from .host_list import parse_hosts
-from .types import Config, Layout
+from .types import Config, Layout, Refusals
 
 # Variables of the dynamic loader, the shell, Python, trainfleet and torchrun.
 NOT_SECRET = re.compile(
     "(LD|DYLD|PYTHON|TRAINFLEET|MASTER|TORCHELASTIC)_?.*|PATH|HOME|USER|LOGNAME|SHELL|IFS|ENV|BASH_ENV|TMPDIR|TERM|LANG|LC_ALL|RANK|WORLD_SIZE"
 )
 SHORTEST_MASKED = 8  # minimum sequence length for masked models
-Rule = Callable[[Config], Iterator[tuple[str, str]]]  # yields (key, message)
+Rule = Callable[[Config], Refusals]  # yields (key, message)
 
 
 # Keys that depend on the model's shape. If model.preset or model.family is invalid, these keys are
@@ -41,7 +41,7 @@ SHAPED = (
 DIALS = {"model.preset": SHAPED, "model.family": SHAPED}
 
 
-def check(config: Config, broken: set[str], tokens: int) -> Iterator[tuple[str, str]]:
+def check(config: Config, broken: set[str], tokens: int) -> Refusals:
     """Yields every rule violation in the config.
 
     Rules about the keys in `broken` are skipped, because these keys already have an error.
@@ -64,7 +64,7 @@ def _is_open(key: str, broken: set[str]) -> bool:
     return key in broken or any(key.startswith(f"{group}.") for group in broken)
 
 
-def check_shape(config: Config) -> Iterator[tuple[str, str]]:
+def check_shape(config: Config) -> Refusals:
     """Yields arithmetic rule violations in a resolved config.
 
     A model or layout that violates these rules can't be built on any machine.
@@ -73,7 +73,7 @@ def check_shape(config: Config) -> Iterator[tuple[str, str]]:
         yield from rule(config)
 
 
-def _instance_type(config: Config) -> Iterator[tuple[str, str]]:
+def _instance_type(config: Config) -> Refusals:
     name = config.fleet.instance_type
     if name is not None and name not in node_types.INSTANCE_TYPES:
         known, why = (
@@ -91,7 +91,7 @@ def _instance_type(config: Config) -> Iterator[tuple[str, str]]:
         )
 
 
-def _machine(config: Config) -> Iterator[tuple[str, str]]:
+def _machine(config: Config) -> Refusals:
     """Rejects keys that contradict the node type."""
     fleet, row = config.fleet, config.fleet.node_type
     if row is None:
@@ -114,7 +114,7 @@ def _machine(config: Config) -> Iterator[tuple[str, str]]:
         yield "fleet.ranks_per_node", f"{fleet.ranks_per_node}: {most}; use {row.accelerators}"
 
 
-def _hosts(config: Config) -> Iterator[tuple[str, str]]:
+def _hosts(config: Config) -> Refusals:
     fleet = config.fleet
     try:
         hosts = parse_hosts(fleet.hosts)
@@ -129,7 +129,7 @@ def _hosts(config: Config) -> Iterator[tuple[str, str]]:
         yield "fleet.min_nodes", f"{fleet.min_nodes} is more than fleet.nodes {fleet.nodes}"
 
 
-def _secrets(config: Config) -> Iterator[tuple[str, str]]:
+def _secrets(config: Config) -> Refusals:
     """Rejects secrets with the names of variables that control programs on a node.
 
     Values from this machine could break those programs.
@@ -142,7 +142,7 @@ def _secrets(config: Config) -> Iterator[tuple[str, str]]:
         )
 
 
-def _layout(config: Config) -> Iterator[tuple[str, str]]:
+def _layout(config: Config) -> Refusals:
     layout, world = config.train.parallelism, config.world_size
     together = layout.tensor * layout.pipeline * layout.context
     if world % together:
@@ -164,7 +164,7 @@ def _layout(config: Config) -> Iterator[tuple[str, str]]:
         )
 
 
-def _tensor(config: Config) -> Iterator[tuple[str, str]]:
+def _tensor(config: Config) -> Refusals:
     model, train, tensor = config.model, config.train, config.train.parallelism.tensor
     heads = math.gcd(model.heads, model.kv_heads)
     if tensor > 1 and FAMILIES[model.family].normed == "all":
@@ -195,7 +195,7 @@ def _tensor(config: Config) -> Iterator[tuple[str, str]]:
         )
 
 
-def _pipeline(config: Config) -> Iterator[tuple[str, str]]:
+def _pipeline(config: Config) -> Refusals:
     model, train, layout = config.model, config.train, config.train.parallelism
     stages = layout.pipeline * layout.virtual_stages
     if layout.pipeline == 1:
@@ -254,7 +254,7 @@ def fills(passes: int, layout: Layout) -> bool:
     )
 
 
-def _context(config: Config) -> Iterator[tuple[str, str]]:
+def _context(config: Config) -> Refusals:
     length, context = config.train.sequence_length, config.train.parallelism.context
     if context > 1 and length % (2 * context):
         fit = [
@@ -268,7 +268,7 @@ def _context(config: Config) -> Iterator[tuple[str, str]]:
         )
 
 
-def _heads(config: Config) -> Iterator[tuple[str, str]]:
+def _heads(config: Config) -> Refusals:
     model, rotary = config.model, FAMILIES[config.model.family].rotary
     if (
         model.head_dim is not None
@@ -291,7 +291,7 @@ def _heads(config: Config) -> Iterator[tuple[str, str]]:
         yield "model.kv_heads", f"{model.kv_heads} does not divide model.heads {model.heads}"
 
 
-def _family(config: Config) -> Iterator[tuple[str, str]]:
+def _family(config: Config) -> Refusals:
     model, family, length = (
         config.model,
         FAMILIES[config.model.family],
@@ -318,7 +318,7 @@ def _family(config: Config) -> Iterator[tuple[str, str]]:
         )
 
 
-def _documents(config: Config) -> Iterator[tuple[str, str]]:
+def _documents(config: Config) -> Refusals:
     layout, family = config.train.parallelism, config.model.family
     if not config.train.document_mask:
         return
@@ -336,7 +336,7 @@ def _documents(config: Config) -> Iterator[tuple[str, str]]:
             )
 
 
-def _global_batch(config: Config) -> Iterator[tuple[str, str]]:
+def _global_batch(config: Config) -> Refusals:
     batch, ways = config.train.global_batch_size, config.data_parallel
     if ways and batch % ways:
         yield (
@@ -346,7 +346,7 @@ def _global_batch(config: Config) -> Iterator[tuple[str, str]]:
         )
 
 
-def _micro_batch(config: Config) -> Iterator[tuple[str, str]]:
+def _micro_batch(config: Config) -> Refusals:
     train, ways = config.train, config.data_parallel
     if (
         ways
@@ -365,7 +365,7 @@ def _micro_batch(config: Config) -> Iterator[tuple[str, str]]:
         )
 
 
-def _own(config: Config) -> Iterator[tuple[str, str]]:
+def _own(config: Config) -> Refusals:
     """Rejects settings that a user's model module does not support."""
     if config.model.module and config.checkpoint.export_hf:
         yield (
@@ -375,7 +375,7 @@ def _own(config: Config) -> Iterator[tuple[str, str]]:
         )
 
 
-def _sequence(config: Config) -> Iterator[tuple[str, str]]:
+def _sequence(config: Config) -> Refusals:
     length, model = config.train.sequence_length, config.model
     if length > model.max_position_embeddings:
         yield (
@@ -384,7 +384,7 @@ def _sequence(config: Config) -> Iterator[tuple[str, str]]:
         )
 
 
-def _profile(config: Config) -> Iterator[tuple[str, str]]:
+def _profile(config: Config) -> Refusals:
     first, last = map(int, (config.train.profile_steps or "1-1").split("-"))
     if first > last or first > config.train.steps:
         yield (

@@ -1,22 +1,26 @@
 """Derives values for keys that the config leaves unset, with the reasons that `make plan` shows.
 
-Layouts are derived in layouts.py.
+Layouts are derived in layouts.py. Also writes a config as YAML, either resolved or as the user
+requested it; only the requested form can be derived again.
 """
 
 from __future__ import annotations
 
+import copy
+import json
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import Any
+
+import yaml
 
 from ..hardware import cpu_speed, node_types
 from ..hardware.accelerators import Accelerator
 from . import addresses, huggingface_config, owned_machines
 from .families import FAMILIES, PLAIN, PRESETS, USUAL, Preset
 from .neuron_limits import XLA
+from .types import Config, Rows, Values, flat
 
-Values = dict[str, Any]
-Rows = Iterator[tuple[str, Any, str]]  # key within its group, value, reason
 COMPILE_PAYS_MINUTES = 3
 CPU_SHARE = 0.5  # fraction of a CPU step that is spent in matmuls
 
@@ -28,6 +32,14 @@ class Derived:
     key: str
     value: Any
     why: str
+
+
+class Derivation(list[Derived]):
+    """Derived values in order, with the requested values and the final config."""
+
+    def __init__(self, derived: list[Derived], asked: Values, config: Config) -> None:
+        super().__init__(derived)
+        self.asked, self.config = asked, config
 
 
 BUDGET = "with train.activation_memory_budget, the compiler selects the recomputation"
@@ -219,3 +231,31 @@ def _open(model: Values, offered: Values, why: str) -> Rows:
     for name, value in offered.items():
         if model[name] is None and value is not None:
             yield name, value, why
+
+
+def dump_resolved(config: Config) -> str:
+    """Returns the complete config as YAML, including derived values."""
+    return _yaml(asdict(config))
+
+
+def dump_asked(config: Config, derivation: Derivation) -> str:
+    """Returns the requested config as YAML: the file with SET, make variables and the verb's
+    changes.
+
+    For example, a verb may shorten the run.
+    """
+    values = copy.deepcopy(derivation.asked)
+    before = dict(flat(asdict(derivation.config)))
+    for name, value in flat(asdict(config)):
+        if value != before.get(name):
+            *groups, key = name.split(".")
+            target = values
+            for group in groups:
+                target[group] = target = target.get(group) or {}
+            target[key] = value
+    return _yaml(values)
+
+
+def _yaml(values: Values) -> str:
+    plain = json.loads(json.dumps(values))  # YAML's safe dumper rejects tuples
+    return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)

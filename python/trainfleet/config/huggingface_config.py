@@ -13,8 +13,8 @@ from ..trust.errors import InputError
 from ..trust.untrusted_input import show
 from ..trust.validation import fit
 from . import schema
+from .conversion import told
 from .families import FAMILIES, Family, Preset
-from .foreign_formats import told
 from .types import Model
 
 CONFIG = "config.json"

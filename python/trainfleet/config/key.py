@@ -19,6 +19,7 @@ from typing import Annotated, Any, TypedDict, Unpack, cast, get_args, get_origin
 from ..trust.validation import kinds_of
 
 Schema = dict[str, Any]
+Texts = tuple[str, ...]
 NAME = "^[a-z0-9][a-z0-9._-]{0,62}$"  # names of runs and datasets
 S3 = "^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^?#]*)?$"
 OWN_FILE = "^(?!runs/|data/)(?:[A-Za-z0-9_][A-Za-z0-9_-]*/){0,8}[A-Za-z0-9_][A-Za-z0-9_-]*"
@@ -60,10 +61,15 @@ class Rules(TypedDict, total=False):
 
 
 class Key:
-    """Constraints on a key's value, as metadata of an Annotated type."""
+    """Examples of a key's value and constraints on it, as metadata of an Annotated type."""
 
-    def __init__(self, **rules: Unpack[Rules]) -> None:
-        self.rules = rules
+    def __init__(self, *shown: Any, **rules: Unpack[Rules]) -> None:
+        self.rules = rules | {"examples": shown} if shown else rules
+
+
+def span(unit: str, minimum: float, maximum: float) -> Key:
+    """Returns the unit and bounds of a number."""
+    return Key(unit=unit, minimum=minimum, maximum=maximum)
 
 
 def schema_of(kind: type, described: bool = False) -> Schema:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from itertools import combinations
-from typing import Any
 
 from ..hardware import node_types
 from ..hardware.accelerators import Accelerator
@@ -18,12 +17,12 @@ from .derive import Derived
 from .layout_search import KEYS, MODES, NEAR, PLAIN, Choice, choose, least, needs, ranked, sizes
 from .optimizers import OPTIMIZERS
 from .precision import is_half, usable_bytes
-from .types import Config
+from .types import Config, Values
 
 CPU_TOKENS = 4096  # enough for efficient matmuls on a CPU core (tests/bench/LOG.md)
 
 
-def provide(train: dict[str, Any]) -> set[str]:
+def provide(train: Values) -> set[str]:
     """Fills the unset keys of `train` in place with their smallest values.
 
     Returns these keys, for `settle`.

@@ -24,8 +24,8 @@ from ..trust.errors import ConfigError, DataError, InputError, Problem
 from ..trust.redaction import keep_secret, looks_secret
 from ..trust.validation import fit
 from . import cross_checks, goodput, layouts, owned_machines, schema
-from .derive import Derived, OfKind, derive, other_family
-from .types import Config, Data
+from .derive import Derivation, Derived, OfKind, derive, other_family
+from .types import Config, Data, Refusals, Values
 from .vocabulary import lack_for, vocabulary_size_of
 from .yaml_lines import DEEPEST, Key, YamlDocument, dotted, read, read_value
 
@@ -47,14 +47,6 @@ class Settings:
     short: Mapping[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
 
 
-class Derivation(list[Derived]):
-    """Derived values in order, with the requested values and the final config."""
-
-    def __init__(self, derived: list[Derived], asked: dict[str, Any], config: Config) -> None:
-        super().__init__(derived)
-        self.asked, self.config = asked, config
-
-
 @dataclass(frozen=True)
 class BackendTerms:
     """A backend's requirements for a config.
@@ -66,7 +58,7 @@ class BackendTerms:
     """
 
     node: OfKind
-    refuse: Callable[[Config], Iterator[tuple[str, str]]]  # yields (key, message)
+    refuse: Callable[[Config], Refusals]  # yields (key, message)
     here: bool = False
 
 
@@ -120,7 +112,7 @@ def _loaded(
 
 def _settled(
     document: YamlDocument,
-    values: dict[str, Any],
+    values: Values,
     broken: set[str],
     tokens: int,
     terms: BackendTerms,
@@ -139,7 +131,7 @@ def _settled(
     return config, [*chosen, *interval]
 
 
-def _against_preset(model: dict[str, Any]) -> tuple[str, str] | None:
+def _against_preset(model: Values) -> tuple[str, str] | None:
     """Returns the key and message if the preset can't be read or the family contradicts it.
 
     An unreadable preset is reset to its default.
@@ -284,7 +276,7 @@ def _keys_in(path: Path) -> YamlDocument:
     raise ConfigError(document.problems or [missing], next=COMPARE)
 
 
-def _checked(settings: Settings) -> tuple[YamlDocument, dict[str, Any], set[str]]:
+def _checked(settings: Settings) -> tuple[YamlDocument, Values, set[str]]:
     """Returns the document with its problems, the values with defaults, and the invalid keys.
 
     Invalid keys are reset to their defaults.

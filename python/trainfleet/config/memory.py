@@ -13,7 +13,7 @@ all moments that may be the peak (_moments).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import cache
 from itertools import chain
 from math import prod
@@ -23,7 +23,7 @@ from .families import FAMILIES
 from .neuron_limits import is_xla
 from .optimizers import OPTIMIZERS
 from .precision import casts
-from .sizes import ParameterCount, look_ups, parts_of
+from .sizes import look_ups, parts_of
 from .types import Config, Layout
 
 FORMATS = {"fp32": 4, "bf16": 2}  # bytes per element
@@ -54,14 +54,7 @@ class Memory:
 
     @property
     def total(self) -> int:
-        return (
-            self.weights
-            + self.gradients
-            + self.moments
-            + self.copies
-            + self.activations
-            + self.loss
-        )
+        return sum(astuple(self))
 
 
 @dataclass(frozen=True)
@@ -98,29 +91,26 @@ def memory_of(config: Config, half: bool) -> Memory:
 
 def _stages(config: Config) -> list[StageNumbers]:
     model, layout, parts = config.model, config.train.parallelism, parts_of(config.model)
-
-    def here(part: ParameterCount, whole: int = 0) -> int:
-        return (part.matrices - whole) // layout.tensor + whole + part.vectors
-
-    first, block, last = here(parts.first, look_ups(model)), here(parts.block), here(parts.last)
-    output = model.vocab_size * model.hidden_size // layout.tensor
-    if layout.pipeline == 1:
-        return [StageNumbers(model.layers, block, first + last, 1, True, True, output)]
-    again = first if model.tie_word_embeddings else 0  # the last stage has a copy of tied weights
-    passes, end, both = passes_of(config), layout.pipeline - 1, 2 * layout.virtual_stages
-    under_way = [min(_under_way(layout, rank), passes) for rank in range(layout.pipeline)]
-    blocks = _blocks(model.layers, layout.pipeline, layout.virtual_stages)
-    stages = [StageNumbers(blocks[0], block, first, under_way[0], False, True, neighbours=both - 1)]
+    ranks, end = layout.tensor, layout.pipeline - 1
+    first, block = parts.first.on_rank(ranks, look_ups(model)), parts.block.on_rank(ranks)
+    # The last of several stages has a copy of tied weights.
+    again = first if end == 0 or model.tie_word_embeddings else 0
+    around = {0: first, end: parts.last.on_rank(ranks) + again}
+    blocks = _blocks(model.layers, end + 1, layout.virtual_stages)
     # The middle stages with the most micro-batches in flight, and with the most blocks.
-    for rank in {1, blocks.index(max(blocks[1:-1]), 1)} if end > 1 else ():
-        stages.append(
-            StageNumbers(blocks[rank], block, 0, under_way[rank], False, False, neighbours=both)
-        )
+    middle = {1, blocks.index(max(blocks[1:-1]), 1)} if end > 1 else ()
     return [
-        *stages,
         StageNumbers(
-            blocks[end], block, last + again, under_way[end], True, False, output, both - 1
-        ),
+            blocks[rank],
+            block,
+            around.get(rank, 0),
+            min(_under_way(layout, rank), passes_of(config)),
+            rank == end,
+            rank == 0,
+            model.vocab_size * model.hidden_size // ranks * (rank == end),
+            (2 * layout.virtual_stages - (rank in around)) * (end > 0),
+        )
+        for rank in dict.fromkeys((0, *middle, end))
     ]
 
 
@@ -202,25 +192,20 @@ def _held(config: Config, width: int, stage: StageNumbers) -> HeldBytes:
     numbers, format_ = stage.blocks * stage.block + stage.around, FORMATS[config.train.param_dtype]
     # Context ranks have the same weights, so the state is also sharded across them
     # (engine/parallel/gradients.py).
-    ranks = layout.fsdp * layout.context
-    copied = _copied(config, width)
-    # torch's pipelining frees weights and reduces gradients only after a step's last micro-batch
-    # (torch 2.13, stage.py).
-    whole = layout.zero_stage == 1 or layout.pipeline > 1
-    after = REDUCED * numbers if whole and several and ranks > 1 else format_ * numbers // ranks
-    after += 0 if copied else _looked_up(config, format_, stage)
+    ranks, copied = layout.fsdp * layout.context, _copied(config, width)
+    whole = _is_whole(layout)
     # If gradients are already unsharded, reducing a block's gradients reuses their memory.
     summed = copied and (is_xla(config) or not (whole and several))
     # Replicas add each reduction to the sum of earlier micro-batches.
     replicas = layout.fsdp < config.data_parallel and several
-    buckets = not copied and config.data_parallel > 1  # DDP's buckets; gradients are views of them
     # Weights cast for matmuls, kept for a whole pass.
     cast = width * (stage.blocks * stage.block + stage.output) if casts(config) else 0
     all_ = width * numbers if copied else cast
+    before, after = _gradients(config, stage, numbers, copied)
     return HeldBytes(
         weights=format_ * numbers // ranks,
         moments=format_ * _moments_of(config, stage, numbers) // ranks,
-        before=after if several or buckets else 0,
+        before=before,
         after=after,
         around=all_ if whole or cast else width * stage.around * copied,
         block=width * stage.block * copied,
@@ -228,6 +213,25 @@ def _held(config: Config, width: int, stage: StageNumbers) -> HeldBytes:
         reduced=REDUCED * stage.block * summed,
         replicated=REDUCED * stage.block // ranks * (summed and replicas),
     )
+
+
+def _is_whole(layout: Layout) -> bool:
+    """Returns whether weights are freed and gradients reduced only after a step's last micro-batch,
+    as in torch's pipelining (torch 2.13, stage.py).
+    """
+    return layout.zero_stage == 1 or layout.pipeline > 1
+
+
+def _gradients(config: Config, stage: StageNumbers, numbers: int, copied: bool) -> tuple[int, int]:
+    """Returns the bytes of gradients before and after the last micro-batch."""
+    layout, several = config.train.parallelism, passes_of(config) > 1
+    ranks, format_ = layout.fsdp * layout.context, FORMATS[config.train.param_dtype]
+    after = format_ * numbers // ranks
+    if several and ranks > 1 and _is_whole(layout):
+        after = REDUCED * numbers
+    after += 0 if copied else _looked_up(config, format_, stage)
+    buckets = not copied and config.data_parallel > 1  # DDP's buckets; gradients are views of them
+    return after if several or buckets else 0, after
 
 
 def _copied(config: Config, width: int) -> bool:
@@ -260,45 +264,39 @@ def _moments(
 
     These moments are the loss, the blocks' backward passes, the end of backward, and the update.
     """
-    held = _held(config, width, stage)
-    kept = stage.under_way * stage.blocks * flow.kept + _exchanged(config, stage) * flow.hidden
-    busy, part = flow.again + flow.work, config.train.parallelism.tensor
-    matrix = config.model.hidden_size * config.model.intermediate_size // part
+    held, model = _held(config, width, stage), config.model
+    matrix = model.hidden_size * model.intermediate_size // config.train.parallelism.tensor
     # The output layer's gradient is kept until a pass ends. A block's first gradient is kept until
     # the block has all its gradients.
     waiting = width * (stage.output + matrix) if held.reduced else 0
-
-    def memory(gradients: int, blocks: int, activations: float, reducing: float) -> tuple[int, ...]:
-        return (
-            held.weights,
-            gradients,
-            held.moments,
-            held.copies(blocks),
-            int(activations),
-            int(reducing),
-        )
-
-    if stage.last:
-        yield memory(held.before, 1, kept + flow.entering, _loss(config, width, flow))
-    yield memory(held.before, GATHERED_BLOCKS, kept + busy, waiting)
-    waiting += held.reduced
-    yield memory(held.before, GATHERED_BLOCKS, kept - flow.kept + busy, waiting + held.replicated)
-    others = stage.blocks - 1
-    yield memory(
-        held.after,
-        GATHERED_BLOCKS,
-        kept - others * flow.kept + busy,
-        waiting + others * held.replicated,
-    )
-    if held.reduced:
-        around = (width + REDUCED) * stage.around + _looked_up(config, width, stage) + held.reduced
-        yield memory(
-            held.after,
-            1,
-            kept - stage.blocks * flow.kept + 2 * flow.hidden,
-            around + stage.blocks * held.replicated,
-        )
+    for gradients, blocks, kept, buffers in _passes(config, width, stage, flow, held, waiting):
+        copies = held.copies(blocks)
+        yield held.weights, gradients, held.moments, copies, int(kept), int(buffers)
     yield held.weights, held.weights, held.moments, 0, 0, _updating(config, stage)
+
+
+# Bytes of gradients, number of gathered blocks, bytes of activations and of other buffers.
+Moment = tuple[int, int, float, float]
+
+
+def _passes(
+    config: Config, width: int, stage: StageNumbers, flow: Flow, held: HeldBytes, waiting: int
+) -> Iterator[Moment]:
+    """Yields the moments before the update. `waiting`: bytes of gradients that are kept longer."""
+    kept = stage.under_way * stage.blocks * flow.kept + _exchanged(config, stage) * flow.hidden
+    busy = flow.again + flow.work
+    if stage.last:
+        yield held.before, 1, kept + flow.entering, _loss(config, width, flow)
+    yield held.before, GATHERED_BLOCKS, kept + busy, waiting
+    waiting += held.reduced
+    yield held.before, GATHERED_BLOCKS, kept - flow.kept + busy, waiting + held.replicated
+    others = stage.blocks - 1
+    last = kept - others * flow.kept + busy
+    yield held.after, GATHERED_BLOCKS, last, waiting + others * held.replicated
+    if held.reduced:
+        around = (width + REDUCED) * stage.around + _looked_up(config, width, stage)
+        around += held.reduced + stage.blocks * held.replicated
+        yield held.after, 1, kept - stage.blocks * flow.kept + 2 * flow.hidden, around
 
 
 def _moments_of(config: Config, stage: StageNumbers, numbers: int) -> int:
@@ -352,13 +350,9 @@ def _pieces(config: Config, width: int, flow: Flow) -> float:
     """
     numbers = config.model.vocab_size * config.model.hidden_size
     logits = LOGITS_BYTES * (1 + (width / FULL if width < FULL else 0))
-    layer, product = width, 0
-    if casts(
-        config
-        # Each chunk's matmul is cast, but the sum over chunks is not. A CPU therefore first copies
-        # the result to the sum's format.
-    ):
-        layer, product = FULL, width + FULL
+    # Each chunk's matmul is cast, but the sum over chunks is not. A CPU therefore first copies the
+    # result to the sum's format.
+    layer, product = (FULL, width + FULL) if casts(config) else (width, 0)
     return (
         max(logits + (layer + product) * numbers, 2 * layer * numbers + flow.gradient)
         + flow.gradient

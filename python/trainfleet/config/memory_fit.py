@@ -88,31 +88,19 @@ def smaller(config: Config, room: Room) -> Iterator[tuple[str, Config]]:
     """Yields smaller runs as text for SET or a make variable and as a config, smallest change
     first.
     """
-    train, ways = config.train, config.data_parallel
-    if train.micro_batch_size > (least := smallest(config)):
-        yield f"train.micro_batch_size={least}", _training(config, micro_batch_size=least)
+    train, ways, least = config.train, config.data_parallel, smallest(config)
+    if train.micro_batch_size > least:
+        yield _changed(config, micro_batch_size=least)
+    words, full = _changed(config, micro_batch_size=least, activation_checkpointing="full")
     if train.activation_checkpointing != "full":
-        yield (
-            f"train.micro_batch_size={least} train.activation_checkpointing=full",
-            _training(config, micro_batch_size=least, activation_checkpointing="full"),
-        )
+        yield words, full
     if config.fleet.nodes > 1 and room.of == "all":
         yield "NODES=1", refit(config, 1)
     if train.parallelism.fsdp < ways and train.parallelism.pipeline == 1:
         layout = replace(train.parallelism, fsdp=ways, zero_stage=3)
-        words = (
-            f"train.micro_batch_size={least} train.activation_checkpointing=full "
-            f"train.parallelism.fsdp={ways}"
-        )
-        yield (
-            words,
-            _training(
-                config, micro_batch_size=least, activation_checkpointing="full", parallelism=layout
-            ),
-        )
+        yield f"{words} train.parallelism.fsdp={ways}", _training(full, parallelism=layout)
     if train.param_dtype != "bf16" and "bf16" in OPTIMIZERS[train.optimizer].formats:
-        words = "train.param_dtype=bf16 train.precision=bf16"
-        yield words, _training(config, param_dtype="bf16", precision="bf16")
+        yield _changed(config, param_dtype="bf16", precision="bf16")
     if room.of != "all":
         yield from _wider(config)
     yield from _presets(config)
@@ -159,6 +147,11 @@ def _presets(config: Config) -> Iterator[tuple[str, Config]]:
 
 def _training(config: Config, **changes: object) -> Config:
     return replace(config, train=replace(config.train, **changes))  # type: ignore[arg-type]
+
+
+def _changed(config: Config, **changes: object) -> tuple[str, Config]:
+    words = " ".join(f"train.{key}={value}" for key, value in changes.items())
+    return words, _training(config, **changes)
 
 
 def _works(config: Config, room: Room) -> bool:

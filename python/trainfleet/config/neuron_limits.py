@@ -7,12 +7,10 @@ v2.31.0 and v2.33.0, release notes, 2026-07-07 and 2026-10-19).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from ..hardware import node_types
 from .families import FAMILIES
 from .optimizers import OPTIMIZERS, USUAL
-from .types import Config
+from .types import Config, Refusals
 
 XLA = "neuron-xla"
 NATIVE = "neuron"
@@ -44,7 +42,7 @@ def copies_heads(config: Config) -> bool:
     return config.train.parallelism.tensor in copies(config)
 
 
-def check_node(config: Config) -> Iterator[tuple[str, str]]:
+def check_node(config: Config) -> Refusals:
     """Rejects a platform, rank count or sequence length that the node type does not support."""
     fleet, row = config.fleet, config.fleet.node_type
     if (
@@ -71,7 +69,7 @@ def check_node(config: Config) -> Iterator[tuple[str, str]]:
     yield from _check_length(config)
 
 
-def _check_length(config: Config) -> Iterator[tuple[str, str]]:
+def _check_length(config: Config) -> Refusals:
     length = config.train.sequence_length
     if length % LENGTHS:
         below = length // LENGTHS * LENGTHS
@@ -84,7 +82,7 @@ def _check_length(config: Config) -> Iterator[tuple[str, str]]:
         )
 
 
-def check_layout(config: Config) -> Iterator[tuple[str, str]]:
+def check_layout(config: Config) -> Refusals:
     """Rejects layouts that NxD Core does not support or that trainfleet does not build on it."""
     train, layout, ways = config.train, config.train.parallelism, config.data_parallel
     if not is_xla(config):
@@ -118,7 +116,7 @@ def check_layout(config: Config) -> Iterator[tuple[str, str]]:
         yield "train.optimizer", f"{row.name} {needs}; use {USUAL}"
 
 
-def check_training(config: Config) -> Iterator[tuple[str, str]]:
+def check_training(config: Config) -> Refusals:
     """Rejects settings that PyTorch/XLA with NxD's optimizer does not support, because it runs a
     step as one program.
     """

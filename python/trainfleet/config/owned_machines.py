@@ -6,7 +6,6 @@ Unset keys are filled from Slurm's gres or with usual values.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +14,7 @@ from ..hardware.accelerators import NAMES, NVIDIA, Accelerator, find_accelerator
 from ..trust.spelling import nearest, suggest
 from ..trust.untrusted_input import show
 from ..trust.validation import fit
-from .types import Config, Devices, Fleet
+from .types import Config, Devices, Fleet, Refusals, Rows, Values
 
 KEY = "fleet.accelerator"
 SHORT = re.compile(r"\s*(?:([0-9]{1,4}) ?[xX×*] ?)?(\S.*?)\s*", re.DOTALL)
@@ -35,7 +34,7 @@ class Gpus:
     count: int
 
 
-def expand(text: str) -> dict[str, Any]:
+def expand(text: str) -> Values:
     """Expands a short form of fleet.accelerator, such as `8xH100` or `h100`, to its keys."""
     match = SHORT.fullmatch(text)
     if match is None:
@@ -62,14 +61,14 @@ def gpus_of(gres: str | None) -> Gpus | None:
     )
 
 
-def node_type_of(fleet: dict[str, Any]) -> node_types.NodeType | None:
+def node_type_of(fleet: Values) -> node_types.NodeType | None:
     """Returns the node type of a fleet that has not yet been converted to a dataclass."""
     if fleet["instance_type"] is not None:
         return node_types.instance(fleet["instance_type"])
     return fit(Devices, fleet["accelerator"]).node_type if fleet["accelerator"] else None
 
 
-def settle(fleet: dict[str, Any], here: bool) -> Iterator[tuple[str, Any, str]]:
+def settle(fleet: Values, here: bool) -> Rows:
     """Fills the accelerator's unset keys in place, and yields (key, value, reason) for each.
 
     `here` means that this machine is the fleet.
@@ -104,9 +103,7 @@ def _named(gpus: Gpus | None, gres: str | None, here: bool) -> tuple[str, str] |
     return (row.label, "found on this machine") if row else None
 
 
-def _count(
-    fleet: dict[str, Any], row: Accelerator, gpus: Gpus | None, here: bool
-) -> tuple[int, str]:
+def _count(fleet: Values, row: Accelerator, gpus: Gpus | None, here: bool) -> tuple[int, str]:
     if here and (devices := node_types.local_accelerators()):
         return devices, "counted on this machine"
     if gpus:
@@ -116,9 +113,7 @@ def _count(
     return row.per_node, f"{row.label} nodes usually have {row.per_node}; {LOOK}"
 
 
-def _assumed(
-    own: dict[str, Any], row: Accelerator, nodes: int, here: bool
-) -> Iterator[tuple[str, Any, str]]:
+def _assumed(own: Values, row: Accelerator, nodes: int, here: bool) -> Rows:
     """Yields (key, assumed value, reason) for each key that is still unset."""
     sizes = sorted({each.size for each in NVIDIA if each.words == row.words})
     if (
@@ -157,7 +152,7 @@ def _bytes(gib: float | None) -> float | None:
     return None if gib is None else gib * 2**30
 
 
-def check(config: Config) -> Iterator[tuple[str, str]]:
+def check(config: Config) -> Refusals:
     """Rejects an unknown or implausible accelerator, or one that contradicts the instance type."""
     own, gpus = config.fleet.accelerator, gpus_of(config.fleet.slurm.gres)
     if gpus and config.fleet.device != "cpu" and config.fleet.ranks_per_node > gpus.count:
@@ -237,7 +232,7 @@ def instead(name: str) -> str:
     return f"it is an accelerator; for your own machines, set {KEY}: {count}{row.label}{on_ec2}"
 
 
-def _differing(config: Config, own: Devices, row: Accelerator) -> Iterator[tuple[str, str]]:
+def _differing(config: Config, own: Devices, row: Accelerator) -> Refusals:
     """Yields (key, message) for each key that contradicts the instance type."""
     kind = config.fleet.node_type
     if kind is None:

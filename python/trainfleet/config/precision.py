@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from ..hardware import cpu_speed
 from ..hardware.accelerators import Accelerator
 from .optimizers import OPTIMIZERS, USUAL
-from .types import Config
+from .types import Config, Refusals
 
 # Usable fraction of device memory. The rest is for the driver, NCCL buffers and fragmentation
 # (tests/bench/accounts.py).
@@ -56,7 +54,7 @@ def casts(config: Config) -> bool:
     return plain and config.fleet.on_local_cpus
 
 
-def check_budget(config: Config) -> Iterator[tuple[str, str]]:
+def check_budget(config: Config) -> Refusals:
     """Rejects an activation memory budget that the other settings don't support.
 
     A budget requires selective checkpointing, compiled blocks and no tensor parallelism.
@@ -78,7 +76,7 @@ def check_budget(config: Config) -> Iterator[tuple[str, str]]:
         yield key, f"{budget} is not supported with train.parallelism.tensor {tensor}; use null"
 
 
-def check_formats(config: Config) -> Iterator[tuple[str, str]]:
+def check_formats(config: Config) -> Refusals:
     """Rejects number formats that the device, the optimizer or the layout does not support."""
     train, device = config.train, config.fleet.rank_device
     if device is not None and device.bf16 is None and config.fleet.platform != "cpu":

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
 
-from .types import Config, Train
+from .types import Config, Refusals, Train
 
 LEAST_RATIO = 0.001  # minimum ratio; smaller values must be absolute rates, as in other programs
 
@@ -17,40 +17,25 @@ def learning_rate(train: Train, step: int) -> float:
     """
     if step <= train.warmup_steps:
         return train.learning_rate * step / train.warmup_steps
-    height = FALLS[train.schedule](train, min(step, train.schedule_steps))
+    step = min(step, train.schedule_steps)
+    done = (step - train.warmup_steps) / max(1, train.schedule_steps - train.warmup_steps)
+    height = FALLS[train.schedule](train, done, step)
     return train.learning_rate * (train.min_lr_ratio + (1 - train.min_lr_ratio) * height)
 
 
-def _done(train: Train, step: int) -> float:
-    """Returns the completed fraction of the decay at a step."""
-    return (step - train.warmup_steps) / max(1, train.schedule_steps - train.warmup_steps)
+# Fraction of the peak at a step, with the completed fraction of the decay.
+FALLS: dict[str, Callable[[Train, float, int], float]] = {
+    "cosine": lambda train, done, step: 0.5 * (1 + math.cos(math.pi * done)),
+    "linear": lambda train, done, step: 1 - done,
+    # fairseq's polynomial_decay
+    "polynomial": lambda train, done, step: float((1 - done) ** train.schedule_power),
+    # Warmup-stable-decay (Hu et al. 2024, arXiv:2404.06395): a constant rate that decays linearly
+    # in the last steps.
+    "wsd": lambda train, done, step: min(1.0, (train.schedule_steps - step) / train.decay_steps),
+}
 
 
-def _cosine(train: Train, step: int) -> float:
-    return 0.5 * (1 + math.cos(math.pi * _done(train, step)))
-
-
-def _linear(train: Train, step: int) -> float:
-    return 1 - _done(train, step)
-
-
-def _polynomial(train: Train, step: int) -> float:
-    """Implements fairseq's polynomial_decay."""
-    return float((1 - _done(train, step)) ** train.schedule_power)
-
-
-def _wsd(train: Train, step: int) -> float:
-    """Implements warmup-stable-decay (WSD): a constant rate that decays linearly in the last steps.
-
-    See Hu et al. 2024, arXiv:2404.06395.
-    """
-    return min(1.0, (train.schedule_steps - step) / train.decay_steps)
-
-
-FALLS = {"cosine": _cosine, "linear": _linear, "polynomial": _polynomial, "wsd": _wsd}
-
-
-def check(config: Config) -> Iterator[tuple[str, str]]:
+def check(config: Config) -> Refusals:
     """Rejects step counts that contradict each other, and a minimum that looks like an absolute
     rate.
     """

@@ -27,9 +27,17 @@ WORDS: dict[str, dict[str, tuple[str, ...]]] = {
     "null": {"null": ("none", "nil")},
     "boolean": {"true": ("yes", "on", "y"), "false": ("no", "off", "n")},
 }
+# Limits of numbers, with their words in messages.
+BOUNDS = {
+    "minimum": "at least",
+    "exclusiveMinimum": "greater than",
+    "maximum": "at most",
+    "exclusiveMaximum": "less than",
+}
 BACKEND = ("fleet", "backend")  # installed packages can add values
 # Schema violation: the key, the violated rule, the value, and the part of the schema with the rule.
 Fault = tuple[Key, str, Any, Schema]
+Names = tuple[str, ...]  # path of a known key
 # Characters to strip around a number, except a multiplier such as k.
 AROUND = r"[_$']+|[\s,](?=\d{3}\b)|(?<=\d)(?![kmbgt]$)[a-z]+$"
 
@@ -48,7 +56,7 @@ def is_group(part: Schema) -> bool:
     return "object" in part.get("type", ())
 
 
-def walk(schema: Schema, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Schema]]:
+def walk(schema: Schema, prefix: Names = ()) -> Iterator[tuple[Names, Schema]]:
     """Yields every key with its part of the schema, in schema order, parents first."""
     for name, part in schema.get("properties", {}).items():
         yield (*prefix, name), part
@@ -161,57 +169,75 @@ RULES: dict[str, Callable[[Any, Any], bool]] = {
 
 def explain(key: Key, rule: str, got: Any, part: Schema) -> Iterator[tuple[Key, str]]:
     """Yields an error message for each part of a violation, with its key relative to `key`."""
-    wanted, unit = part[rule], f" {part['unit']}" if part.get("unit") else ""
-    # The value of a writeOnly key may be a secret, so its messages do not show it.
-    match rule:
-        case "additionalProperties":
-            parent = tuple(name for name in key if isinstance(name, str))
-            for count, name in enumerate(sorted(set(got) - set(part.get("properties", {})))):
-                guess = suggest_key((*parent, name), part) if count < GUESSES else ""
-                yield (name,), f"unknown key{guess}{_ratio(guess, got[name], got)}"
-        case "required":
-            for name in sorted(set(wanted) - set(got)):
-                yield (name,), f"is missing; a config needs the key {name!r}"
-        case "type" | "pattern" if part.get("writeOnly"):
-            yield (
-                (),
-                f"does not have the form of {show(part['examples'][0])}; it is hidden "
-                "because it may be a secret",
-            )
-        case "type":
-            yield (
-                (),
-                f"must be {_types(wanted)}, not {show(got)}{_nearly(wanted, got, dotted(key))}",
-            )
-        case "enum":
-            added = install_paths.names_offered(install_paths.OF_BACKENDS) if key == BACKEND else ()
-            allowed = [*(str(value) for value in wanted if value is not None), *added]
-            yield (), f"{show(got)} is not one of {', '.join(allowed)}{suggest(str(got), allowed)}"
-        case "anyOf":
-            allowed = [str(value) for value in wanted[0]["enum"] if value is not None]
-            yield (
-                (),
-                f"{show(got)} is neither one of {', '.join(allowed)} nor a "
-                f"path{suggest(str(got), allowed)}",
-            )
-        case "minimum" | "exclusiveMinimum" | "maximum" | "exclusiveMaximum":
-            yield (), f"must be {_range(part)}{unit}, not {show(got)}"
-        case "pattern" if wanted != NAME:
-            yield (), f"{show(got)} is not valid; {_written(part)}"
-        case "pattern":
-            letters = (
-                "at most 63 lower-case letters, digits, '.', '_' and '-', starting with a "
-                "letter or digit"
-            )
-            yield (), f"{show(got)} must be {letters}"
-        case "minItems" | "minLength":
-            yield (), "must not be empty"
-        case "maxItems" | "maxLength":
-            parts = "entries" if rule == "maxItems" else "characters"
-            yield (), f"has {len(got):,} {parts}; at most {wanted:,} are allowed"
-        case "uniqueItems":
-            twice = next(entry for count, entry in enumerate(got) if entry in got[:count])
-            yield (), f"lists {show(twice)} twice"
+    if rule == "additionalProperties":
+        parent = tuple(name for name in key if isinstance(name, str))
+        for count, name in enumerate(sorted(set(got) - set(part.get("properties", {})))):
+            guess = suggest_key((*parent, name), part) if count < GUESSES else ""
+            yield (name,), f"unknown key{guess}{_ratio(guess, got[name], got)}"
+    elif rule == "required":
+        for name in sorted(set(part[rule]) - set(got)):
+            yield (name,), f"is missing; a config needs the key {name!r}"
+    elif part.get("writeOnly") and rule in ("type", "pattern"):
+        # The value of a writeOnly key may be a secret, so its messages do not show it.
+        form = show(part["examples"][0])
+        yield (
+            (),
+            f"does not have the form of {form}; it is hidden because it may be a secret",
+        )
+    else:
+        yield (), MESSAGES[rule](key, got, part)
+
+
+def _outside_enum(key: Key, got: Any, part: Schema) -> str:
+    added = install_paths.names_offered(install_paths.OF_BACKENDS) if key == BACKEND else ()
+    allowed = [*(str(value) for value in part["enum"] if value is not None), *added]
+    return f"{show(got)} is not one of {', '.join(allowed)}{suggest(str(got), allowed)}"
+
+
+def _no_path(key: Key, got: Any, part: Schema) -> str:
+    allowed = [str(value) for value in part["anyOf"][0]["enum"] if value is not None]
+    known = ", ".join(allowed)
+    return f"{show(got)} is neither one of {known} nor a path{suggest(str(got), allowed)}"
+
+
+def _out_of_range(key: Key, got: Any, part: Schema) -> str:
+    unit = f" {part['unit']}" if part.get("unit") else ""
+    return f"must be {_range(part)}{unit}, not {show(got)}"
+
+
+def _malformed(key: Key, got: Any, part: Schema) -> str:
+    if part["pattern"] == NAME:
+        return (
+            f"{show(got)} must be at most 63 lower-case letters, digits, '.', '_' and '-', "
+            "starting with a letter or digit"
+        )
+    return f"{show(got)} is not valid; {_written(part)}"
+
+
+def _empty(key: Key, got: Any, part: Schema) -> str:
+    return "must not be empty"
+
+
+MESSAGES: dict[str, Callable[[Key, Any, Schema], str]] = {
+    "type": lambda key, got, part: (
+        f"must be {_types(part['type'])}, not {show(got)}{_nearly(part['type'], got, dotted(key))}"
+    ),
+    "enum": _outside_enum,
+    "anyOf": _no_path,
+    **dict.fromkeys(BOUNDS, _out_of_range),
+    "pattern": _malformed,
+    "minItems": _empty,
+    "minLength": _empty,
+    "maxItems": lambda key, got, part: (
+        f"has {len(got):,} entries; at most {part['maxItems']:,} are allowed"
+    ),
+    "maxLength": lambda key, got, part: (
+        f"has {len(got):,} characters; at most {part['maxLength']:,} are allowed"
+    ),
+    "uniqueItems": lambda key, got, part: (
+        f"lists {show(next(one for count, one in enumerate(got) if one in got[:count]))} twice"
+    ),
+}
 
 
 def _written(schema: Schema) -> str:
@@ -220,38 +246,30 @@ def _written(schema: Schema) -> str:
     return f"write it like {examples}" if examples else f"it must match {schema['pattern']}"
 
 
-def _nearly(rule: str | list[str], got: Any, key: str = "") -> str:
+def _nearly(rule: str | list[str], got: Any, key: str) -> str:
     """Suggests what a value of the wrong type was probably meant to be, or returns ""."""
-    word, types = (
-        got.strip().lower() if isinstance(got, str) else "",
-        {rule} if isinstance(rule, str) else set(rule),
-    )
-    if "object" in types and (parted := re.fullmatch(r"([a-z_]+):(\S.*)", word)):
-        return f"; add a space: {parted[1]}: {parted[2]}"
+    word = got.strip().lower() if isinstance(got, str) else ""
+    types = {rule} if isinstance(rule, str) else set(rule)
     if "object" in types and got is None:
         return "; it has no keys; indent them below it, or remove the line"
-    if "array" in types and word:
-        return f"; did you mean [{show(got)}]?"
-    if "integer" in types and (
-        parted := re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) ?([kmb])", word)
-    ):
-        return f"; did you mean {_multiplied(parted[1], parted[2], key)}?"
-    number = re.sub(AROUND, "", re.sub("[\u2212\u2013]", "-", word))
-    if types & {"integer", "number"} and re.fullmatch(
-        r"-?[0-9]{1,15}(\.[0-9]{1,15})?(e-?[0-9]{1,2})?", number
-    ):
-        return f"; did you mean {number}, without other characters?"
-    meant = next(
-        (
-            value
-            for kind, words in WORDS.items()
-            if kind in types
-            for value in words
-            if word in words[value]
-        ),
-        "",
-    )
+    if "object" in types and (parted := re.fullmatch(r"([a-z_]+):(\S.*)", word)):
+        return f"; add a space: {parted[1]}: {parted[2]}"
+    meant = next(_values_meant(types, word, got, key), "")
     return f"; did you mean {meant}?" if meant else ""
+
+
+def _values_meant(types: set[str], word: str, got: Any, key: str) -> Iterator[str]:
+    if "array" in types and word:
+        yield f"[{show(got)}]"
+    times = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) ?([kmb])", word)
+    if "integer" in types and times:
+        yield str(_multiplied(times[1], times[2], key))
+    number = re.sub(AROUND, "", re.sub("[\u2212\u2013]", "-", word))
+    is_number = re.fullmatch(r"-?[0-9]{1,15}(\.[0-9]{1,15})?(e-?[0-9]{1,2})?", number)
+    if types & {"integer", "number"} and is_number:
+        yield f"{number}, without other characters"
+    for kind in filter(types.__contains__, WORDS):
+        yield from (value for value, words in WORDS[kind].items() if word in words)
 
 
 def _multiplied(number: str, factor: str, key: str) -> int:
@@ -275,16 +293,10 @@ def _types(rule: str | list[str]) -> str:
 
 
 def _range(schema: Schema) -> str:
-    bounds = (
-        ("minimum", "at least"),
-        ("exclusiveMinimum", "greater than"),
-        ("maximum", "at most"),
-        ("exclusiveMaximum", "less than"),
-    )
-    return " and ".join(f"{word} {schema[name]}" for name, word in bounds if name in schema)
+    return " and ".join(f"{word} {schema[name]}" for name, word in BOUNDS.items() if name in schema)
 
 
-def suggest_key(key: tuple[str, ...], schema: Schema) -> str:
+def suggest_key(key: Names, schema: Schema) -> str:
     """Suggests the key that was probably meant by an unknown key.
 
     Considers typos, names in other programs, and keys of other groups. Otherwise lists the known
@@ -298,7 +310,7 @@ def suggest_key(key: tuple[str, ...], schema: Schema) -> str:
     return _suggestion(key, siblings)
 
 
-def _suggestion(key: tuple[str, ...], siblings: list[str]) -> str:
+def _suggestion(key: Names, siblings: list[str]) -> str:
     if meant := _meant(key, siblings):
         if "." in key[-1] and dotted(meant) == dotted(key):
             return f"; write {meant[-1]} on a separate line below {dotted(meant[:-1])}:"
@@ -319,7 +331,7 @@ def _ratio(guess: str, rate: Any, siblings: dict[str, Any]) -> str:
 
 
 @cache
-def _meanings() -> dict[tuple[str, ...], str]:
+def _meanings() -> dict[Names, str]:
     """Returns the first sentence of each key's description.
 
     Suggestions quote it, because a similar key in another program may have a different unit.
@@ -330,37 +342,45 @@ def _meanings() -> dict[tuple[str, ...], str]:
     }
 
 
-def _meant(key: tuple[str, ...], siblings: list[str]) -> tuple[str, ...] | None:
-    """Returns the path of the key that was probably meant, or None.
+def _meant(key: Names, siblings: list[str]) -> Names | None:
+    """Returns the path of the key that was probably meant, or None."""
+    return next(_candidates(key, siblings), None)
 
-    An exact name in any group takes precedence over a similar name.
+
+def _exact(form: str, here: Names) -> Iterator[Names]:
+    """Yields the keys with this name, in other programs too, those in the same group first."""
+    named = [path for path, _ in walk(load_schema()) if form in (path[-1], dotted(path))]
+    yield from sorted(
+        [*named, *synonyms().get(form, ())],
+        key=lambda path: (path[:-1][: len(here)] == here, path in named, -len(path)),
+        reverse=True,
+    )
+
+
+def _alike(form: str, names: list[str]) -> Iterator[str]:
+    bare = form.replace("_", "")
+    yield from (name for name in names if name.replace("_", "") == bare)
+    if len(form) > 3:  # for example, queues for queue
+        yield from (name for name in names if spelling.distance(form, name) <= 1)
+
+
+def _candidates(key: Names, siblings: list[str]) -> Iterator[Names]:
+    """Yields paths of known keys, the likeliest first. An exact name in any group takes precedence
+    over a similar name.
     """
-    paths = [path for path, _ in walk(load_schema())]
     form, here = spelling.plain(key[-1]), key[:-1]
-    if same := next(
-        (name for name in siblings if name.replace("_", "") == form.replace("_", "")), None
-    ):
-        return (*here, same)
-    if len(form) > 3 and (
-        near := next((name for name in siblings if spelling.distance(form, name) <= 1), None)
-    ):
-        return (*here, near)  # for example, queues for queue
-    named = [path for path in paths if form in (path[-1], dotted(path))]
-    if exact := [*named, *synonyms().get(form, ())]:
-        return max(  # type: ignore[no-any-return]
-            exact, key=lambda path: (path[:-1][: len(here)] == here, path in named, -len(path))
-        )
+    yield from ((*here, name) for name in _alike(form, siblings))
+    yield from _exact(form, here)
     if near := spelling.slip(key[-1], siblings):
-        return (*here, near)
-    every = {path[-1]: path for path in reversed(paths)} | {
-        name: found[0] for name, found in synonyms().items()
-    }
+        yield *here, near
+    paths = [path for path, _ in walk(load_schema())]
+    every = {path[-1]: path for path in reversed(paths)}
+    every |= {name: found[0] for name, found in synonyms().items()}
     if near := spelling.slip(key[-1], every):
-        return every[near]
-    if part := _part(form, sorted(paths, key=lambda path: (path[:-1] != here, -len(path[-1])))):
-        return part
-    near = spelling.nearest(key[-1], siblings)
-    return (*here, near) if near else None
+        yield every[near]
+    yield from _parts(form, sorted(paths, key=lambda path: (path[:-1] != here, -len(path[-1]))))
+    if near := spelling.nearest(key[-1], siblings):
+        yield *here, near
 
 
 def key_named(word: str) -> str:
@@ -384,20 +404,19 @@ def key_named(word: str) -> str:
     )
 
 
-def _part(form: str, paths: list[tuple[str, ...]]) -> tuple[str, ...] | None:
-    """Returns the first key whose name is a whole word in `form`, such as seed in seed_value.
-
-    Otherwise returns the first key whose name contains `form`.
+def _parts(form: str, paths: list[Names]) -> Iterator[Names]:
+    """Yields the keys whose names are a whole word in `form`, such as seed in seed_value, then
+    those whose names contain `form`.
     """
-    within = (path for path in paths if len(path[-1]) > 3 and f"_{path[-1]}_" in f"_{form}_")
-    around = (path for path in paths if len(form) > 3 and f"_{form}_" in f"_{path[-1]}_")
-    return next(within, None) or next(around, None)
+    yield from (path for path in paths if len(path[-1]) > 3 and f"_{path[-1]}_" in f"_{form}_")
+    if len(form) > 3:
+        yield from (path for path in paths if f"_{form}_" in f"_{path[-1]}_")
 
 
 @cache
-def synonyms() -> dict[str, list[tuple[str, ...]]]:
+def synonyms() -> dict[str, list[Names]]:
     """Maps key names of other trainers to our keys."""
-    found: dict[str, list[tuple[str, ...]]] = {}
+    found: dict[str, list[Names]] = {}
     for key, words in read_table(SYNONYMS).items():
         for word in words:
             found.setdefault(spelling.plain(word), []).append(tuple(key.split(".")))

@@ -18,6 +18,10 @@ class ParameterCount:
     matrices: int
     vectors: int
 
+    def on_rank(self, ranks: int, whole: int = 0) -> int:
+        """Returns the count per tensor rank. `whole`: parameters that every rank has."""
+        return (self.matrices - whole) // ranks + whole + self.vectors
+
 
 @dataclass(frozen=True)
 class ModelParts:

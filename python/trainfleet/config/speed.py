@@ -13,81 +13,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from math import ceil, log2
 
-from .step_work import DeviceSpeed, Work
+from .step_work import FITTED, Constants, DeviceSpeed, Work
 
 # Latency in seconds per ring step, inside a node and between nodes (NCCL 2.30, tuning.cc, Simple).
 HOP, HOP_OUTSIDE = (3.4e-6, 14e-6)
 # Work relative to a forward pass. The backward pass computes gradients of inputs and of weights.
 FORWARD, BACKWARD = (1.0, 2.0)
-
-
-@dataclass(frozen=True)
-class Constants:
-    """Fitted constants, dimensionless or in seconds. fit_planner.py prints them with errors."""
-
-    # Tokens at which a matmul takes twice its ideal time, per FLOP/byte of the device.
-    thin_tokens: float = 1.44
-    # Smaller matrix dimension at which a matmul takes twice its ideal time, per FLOP/byte of the
-    # device.
-    thin_width: float = 1.23
-    fp8: float = 1.0  # efficiency of fp8 matmuls relative to bf16, each against its own peak
-    # Memory traffic of an unfused block per token in the forward pass, in multiples of the hidden
-    # size.
-    traffic: float = 22.0
-    traffic_fused: float = 32.5
-    traffic_inner: float = 5.9  # memory traffic in multiples of the feed-forward size
-    scores: float = 18.5  # memory passes over stored attention scores
-    # Memory passes if a single kernel scales, masks and normalizes the scores (Narayanan et al.
-    # 2021, 4.2).
-    scores_fused: float = 4.6
-    launch: float = 9e-6  # seconds per kernel launch
-    kernels: float = 45.0  # kernels per block in the forward pass
-    ring: float = 0.79  # fraction of a link's nominal bandwidth that large collectives reach
-    ring_outside: float = 0.78
-    latency: float = 1.2e-05  # seconds per collective inside a node, per doubling of its ranks
-    latency_outside: float = 3e-05
-    # fraction of the tensor-parallel exchange that overlaps with compute
-    hidden_tensor: float = 0.23
-    # fraction of the exchange of sharded weights that overlaps with compute
-    hidden_shard: float = 0.78
-    bubble: float = 0.84  # actual pipeline bubble as a fraction of the theoretical one
-    # Slowdown of stages that run as whole graphs: the median of AWS's runs with NxD (LOG.md).
-    staged: float = 1.1
-    update: float = 75.5  # bytes that the optimizer moves per fp32 parameter
-    step: float = 0.0054  # constant overhead per step in seconds
-    spread: float = 0.0058  # slowdown per doubling of nodes, because the slowest node sets the pace
-    selective: float = 0.06  # fraction of a forward pass that selective recomputation repeats
-    # Speed relative to torch of an engine with hand-written kernels, which overlaps communication
-    # with matmuls (Megatron).
-    tuned: float = 1.28
-    # Attention speed of a hand-tuned engine (Megatron) relative to torch, on GPUs that torch's
-    # kernels do not use well.
-    tuned_attention: float = 2.02
-    # Fraction of a forward pass that full recomputation repeats. It skips the output layer and the
-    # last matmul.
-    full: float = 0.84
-
-
-FITTED = Constants()
-# On CPUs, ranks communicate over gloo, with little overlap. These constants were measured on one
-# machine. Finished runs correct predictions.
-ON_CPUS = Constants(
-    thin_tokens=0.1,
-    thin_width=1.0,
-    traffic=11.0,
-    traffic_fused=11.0,
-    traffic_inner=2.8,
-    ring=0.7,
-    ring_outside=0.7,
-    latency=5e-4,
-    latency_outside=5e-4,
-    hidden_tensor=0.0,
-    hidden_shard=0.3,
-    bubble=0.85,
-    staged=1.0,
-    step=0.005,
-    spread=0.0,
-)
 
 
 # Parts of a step that are corrected together. A run measures all groups except calls and exchange
@@ -142,57 +73,61 @@ class StepTime:
         return max((field.name for field in fields(self)), key=lambda name: getattr(self, name))
 
 
+Rank = tuple[Work, DeviceSpeed, Constants]  # what a rank's times depend on
+
+
 def step_of(work: Work, device: DeviceSpeed, constants: Constants = FITTED) -> StepTime:
     """Predicts the time of one optimizer step of `work` on `device`."""
-    c = constants
-    layers = ceil(work.layers / work.pipeline)
+    at, c, layers = (work, device, constants), constants, ceil(work.layers / work.pipeline)
     again = {"none": 0.0, "selective": c.selective, "full": c.full}[work.recompute]
-    times = FORWARD + BACKWARD + again
-    block = _block(work, device, c)
-    head = _head(work, device, c)
+    products, attention, traffic = _computing(at, layers, again)
+    computing = products + attention + traffic
+    launches = _launches(at, layers * (FORWARD + BACKWARD + again), computing)
+    tensor = layers * _tensor(at) * (2 + (again if work.recompute == "full" else 0))
+    ring = layers * _context(at, computing / layers)
+    per_pass = computing + launches + tensor + ring
+    shards, at_end = _shards(at, per_pass)
+    stages = _stages(at)
+    idle = _idle(at, per_pass + shards + stages)
+    slow = _slowed(at)
+    parts = (products, attention, traffic, launches, tensor, shards, stages, ring)
+    scaled = [part * (work.passes * slow) for part in parts]
+    return StepTime(*[*scaled, idle * slow, at_end, _update(at), c.step])
+
+
+def _slowed(at: Rank) -> float:
+    """Returns the slowdown of all ranks together, because the slowest sets the pace."""
+    work, device, c = at
+    slow = 1 + c.spread * log2(max(1.0, work.world / device.joined))
+    return slow * c.staged if work.pipeline > 1 and not device.kernels else slow
+
+
+def _computing(at: Rank, layers: int, again: float) -> tuple[float, float, float]:
+    """Returns the time of a micro-batch's matmuls, attention and memory-bound operations, in
+    seconds. `again`: the repeated fraction of a forward pass.
+    """
+    work, device, _ = at
+    times, block, head = FORWARD + BACKWARD + again, _block(at), _head(at)
     whole = work.pipeline == 1 or work.even  # the output layer is extra work on one stage
     # Engines balance the output layer against blocks. The slowest stage therefore has only half of
     # the output layer's time in addition to its blocks.
     share = 1.0 if whole else (layers * block + head / 2) / (layers * block)
-    ending = head * (FORWARD + BACKWARD) + _loss(work, device) if whole else 0.0
     products = layers * block * times * share + (head * (FORWARD + BACKWARD) if whole else 0.0)
     # Full recomputation repeats all of attention, because it only skips a block's last matmul. For
     # selective recomputation, engines differ.
     repeated = 1.0 if work.recompute == "full" else min(1.0, 4 * again)
-    attention = layers * _attention(work, device, c) * (FORWARD + 2.5 + repeated)
-    traffic = layers * _traffic(work, device, c) * times + (_loss(work, device) if whole else 0.0)
-    computing = products + attention + traffic
-    launches = _launches(work, device, c, layers * times, computing)
-    tensor = layers * _tensor(work, device, c) * (2 + (again if work.recompute == "full" else 0))
-    ring = layers * _context(work, device, c, computing / layers)
-    per_pass = computing + launches + tensor + ring
-    shards, at_end = _shards(work, device, c, per_pass)
-    stages = _stages(work, device, c)
-    one = per_pass + shards + stages
-    idle = (
-        c.bubble
-        * (one - (ending if work.pipeline > 1 else 0.0))
-        * (work.pipeline - 1)
-        / work.interleave
-    )
-    times_slow = 1 + c.spread * log2(max(1.0, work.world / device.joined))
-    if work.pipeline > 1 and not device.kernels:
-        times_slow *= c.staged
-    scale = work.passes * times_slow
-    return StepTime(
-        products * scale,
-        attention * scale,
-        traffic * scale,
-        launches * scale,
-        tensor * scale,
-        shards * scale,
-        stages * scale,
-        ring * scale,
-        idle * times_slow,
-        at_end,
-        _update(work, device, c),
-        c.step,
-    )
+    attention = layers * _attention(at) * (FORWARD + 2.5 + repeated)
+    loss = _loss(work, device) if whole else 0.0
+    return products, attention, layers * _traffic(at) * times + loss
+
+
+def _idle(at: Rank, one: float) -> float:
+    """Returns the pipeline bubble in seconds, if a micro-batch takes `one` second per stage."""
+    work, device, c = at
+    ending = 0.0  # time of the output layer, which only the last stage has
+    if work.even:
+        ending = _head(at) * (FORWARD + BACKWARD) + _loss(work, device)
+    return c.bubble * (one - ending) * (work.pipeline - 1) / work.interleave
 
 
 def tokens_per_second(work: Work, device: DeviceSpeed, constants: Constants = FITTED) -> float:
@@ -200,13 +135,12 @@ def tokens_per_second(work: Work, device: DeviceSpeed, constants: Constants = FI
     return work.step_tokens / step_of(work, device, constants).total / work.world
 
 
-def _product(
-    work: Work, device: DeviceSpeed, c: Constants, size: tuple[float, float], format_: str
-) -> float:
+def _product(at: Rank, size: tuple[float, float], format_: str) -> float:
     """Returns the time to multiply a micro-batch's tokens by one matrix, in seconds.
 
     Thin matmuls do not reach peak throughput.
     """
+    work, device, c = at
     inputs, outputs = size
     flops = device.peak(format_)
     efficiency = device.efficiency * (c.fp8 if format_ == "fp8" and "fp8" in device.flops else 1.0)
@@ -216,13 +150,15 @@ def _product(
     return 2 * work.tokens * inputs * outputs * thin / (flops * efficiency)
 
 
-def _block(work: Work, device: DeviceSpeed, c: Constants) -> float:
-    return sum(_product(work, device, c, size, work.format) for size in work.products)
+def _block(at: Rank) -> float:
+    work, _, _ = at
+    return sum(_product(at, size, work.format) for size in work.products)
 
 
-def _head(work: Work, device: DeviceSpeed, c: Constants) -> float:
+def _head(at: Rank) -> float:
+    work, _, _ = at
     return work.predicted * _product(
-        work, device, c, (work.width, work.vocabulary / work.tensor), _beside(work.format)
+        at, (work.width, work.vocabulary / work.tensor), _beside(work.format)
     )
 
 
@@ -231,13 +167,12 @@ def _beside(format_: str) -> str:
     return "bf16" if format_ == "fp8" else format_
 
 
-def _launches(
-    work: Work, device: DeviceSpeed, c: Constants, blocks: float, computing: float
-) -> float:
+def _launches(at: Rank, blocks: float, computing: float) -> float:
     """Returns the launch overhead per micro-batch that does not overlap with compute, in seconds.
 
     `blocks`: the micro-batch's work, in forward passes of one block.
     """
+    work, device, c = at
     called = blocks * c.kernels * (0.6 if work.fused else 1.0)
     if device.host is None:
         return max(0.0, called * c.launch - computing) if device.kernels else 0.0
@@ -250,11 +185,12 @@ def _launches(
     return seconds + (host.passed if work.pipeline > 1 else 0.0)
 
 
-def _attention(work: Work, device: DeviceSpeed, c: Constants) -> float:
+def _attention(at: Rank) -> float:
     """Returns the forward time of a block's attention in seconds.
 
     Attention takes 4 x length x width FLOPs per token, or half of that if causal.
     """
+    work, device, c = at
     seen = 0.5 if work.causal and work.flash else 1.0
     flops = 4 * work.tokens * work.length * seen * work.queries / work.tensor
     peak = device.peak(_beside(work.format))
@@ -272,11 +208,12 @@ def _attention(work: Work, device: DeviceSpeed, c: Constants) -> float:
     )
 
 
-def _traffic(work: Work, device: DeviceSpeed, c: Constants) -> float:
+def _traffic(at: Rank) -> float:
     """Returns the forward time of a block's memory-bound operations in seconds.
 
     These are norms, activation functions, residuals and copies.
     """
+    work, device, c = at
     wide = (
         (c.traffic_fused if work.fused else c.traffic)
         * work.width
@@ -327,11 +264,12 @@ def _around(device: DeviceSpeed, ranks: int, stride: int) -> float:
     )
 
 
-def _tensor(work: Work, device: DeviceSpeed, c: Constants) -> float:
+def _tensor(at: Rank) -> float:
     """Returns the tensor-parallel communication time of a block per pass, in seconds.
 
     A forward or backward pass needs two all-gathers and two reduce-scatters (arXiv:2205.05198).
     """
+    work, device, c = at
     if work.tensor == 1:
         return 0.0
     rate, latency = _link(device, c, work.tensor, 1)
@@ -339,11 +277,12 @@ def _tensor(work: Work, device: DeviceSpeed, c: Constants) -> float:
     return 4 * (bytes_ / rate + latency) * (1 - c.hidden_tensor)
 
 
-def _context(work: Work, device: DeviceSpeed, c: Constants, block: float) -> float:
+def _context(at: Rank, block: float) -> float:
     """Returns the time to exchange a block's keys and values across context ranks, in seconds.
 
     The part that overlaps with attention is not counted.
     """
+    work, device, c = at
     if work.context == 1:
         return 0.0
     rate, latency = _link(device, c, work.context, work.tensor)
@@ -352,47 +291,58 @@ def _context(work: Work, device: DeviceSpeed, c: Constants, block: float) -> flo
     return exchange * (1 - c.hidden_shard) + max(0.0, c.hidden_shard * exchange - block)
 
 
-def _shards(work: Work, device: DeviceSpeed, c: Constants, computing: float) -> tuple[float, float]:
+def _shards(at: Rank, computing: float) -> tuple[float, float]:
     """Returns the non-overlapped time to exchange weights and gradients, in seconds.
 
     The first value is per micro-batch, and the second per step.
     """
-    group, ways = work.data * work.context, max(1, work.shard)
-    if group == 1:
+    work, _, _ = at
+    if work.data * work.context == 1:
         return 0.0, 0.0
-    layers = work.layers / work.pipeline
-    if work.zero == 3 and ways > 1 and work.pipeline == 1:
-        together = min(group, ways * work.context)  # ranks that share one copy of the weights
-        rate, latency = _link(device, c, together, work.tensor)
-        bytes_ = (
-            (2 * work.weight_bytes + work.gradient_bytes) * work.numbers * (together - 1) / together
-        )
-        latency += _around(device, together, work.tensor)
-        # Weights are gathered in both passes, and gradients are reduced.
-        exchange = bytes_ / rate + 3 * layers * latency
-        over = (
-            _hidden(_replicas(work, device, c, together, group // together), computing, c)
-            / work.passes
-        )
-        return _hidden(exchange, computing, c) + over, 0.0
+    if work.zero == 3 and work.shard > 1 and work.pipeline == 1:
+        return _gathered(at, computing), 0.0
+    return 0.0, _reduced(at, computing)
+
+
+def _gathered(at: Rank, computing: float) -> float:
+    """Returns the time per micro-batch if weights are gathered in both passes, and gradients are
+    reduced.
+    """
+    work, device, c = at
+    group = work.data * work.context
+    together = min(group, work.shard * work.context)  # ranks that share one copy of the weights
+    rate, latency = _link(device, c, together, work.tensor)
+    bytes_ = (
+        (2 * work.weight_bytes + work.gradient_bytes) * work.numbers * (together - 1) / together
+    )
+    latency += _around(device, together, work.tensor)
+    exchange = bytes_ / rate + 3 * (work.layers / work.pipeline) * latency
+    over = _hidden(_replicas(at, together, group // together), computing, c)
+    return _hidden(exchange, computing, c) + over / work.passes
+
+
+def _reduced(at: Rank, computing: float) -> float:
+    """Returns the time per step to reduce gradients, if ranks keep the weights for a step."""
+    work, device, c = at
+    group, ways = work.data * work.context, max(1, work.shard)
     rate, latency = _link(device, c, group, work.tensor)
     latency += _around(device, ways, work.tensor) if ways > 1 else 0.0
     # Shard ranks then gather the updated weights. Otherwise ranks gather the reduced gradients.
     back = work.weight_bytes if ways > 1 else work.gradient_bytes
-    exchange = (work.gradient_bytes + back) * work.numbers * (
-        group - 1
-    ) / group / rate + layers * latency
+    bytes_ = (work.gradient_bytes + back) * work.numbers * (group - 1) / group
+    exchange = bytes_ / rate + work.layers / work.pipeline * latency
     if not device.kernels:
-        return 0.0, exchange  # one compiled graph computes, and the next one communicates
+        return exchange  # one compiled graph computes, and the next one communicates
     # Stages finish one after another, which leaves more compute to overlap with the exchange.
     window = computing * (1 + (work.pipeline - 1) / work.interleave)
-    return 0.0, _hidden(exchange, 2 / 3 * window, c)
+    return _hidden(exchange, 2 / 3 * window, c)
 
 
-def _replicas(work: Work, device: DeviceSpeed, c: Constants, together: int, replicas: int) -> float:
+def _replicas(at: Rank, together: int, replicas: int) -> float:
     """Returns the time to reduce a rank's gradients across replicas of the weights (HSDP), in
     seconds.
     """
+    work, device, c = at
     if replicas == 1:
         return 0.0
     rate, latency = _link(device, c, replicas, work.tensor * together)
@@ -407,12 +357,13 @@ def _hidden(exchange: float, window: float, c: Constants) -> float:
     return exchange * (1 - c.hidden_shard) + max(0.0, c.hidden_shard * exchange - window)
 
 
-def _stages(work: Work, device: DeviceSpeed, c: Constants) -> float:
+def _stages(at: Rank) -> float:
     """Returns the non-overlapped time to pass hidden states and gradients between stages, in
     seconds.
 
     Adjacent stages are world / pipeline ranks apart.
     """
+    work, device, c = at
     if work.pipeline == 1:
         return 0.0
     # Fraction of hops that leave a node.
@@ -425,7 +376,8 @@ def _stages(work: Work, device: DeviceSpeed, c: Constants) -> float:
     return 2 * work.interleave * hop * (1 - c.hidden_tensor)
 
 
-def _update(work: Work, device: DeviceSpeed, c: Constants) -> float:
+def _update(at: Rank) -> float:
+    work, device, c = at
     # If the host computes, rounding costs as much time as the smaller format saves.
     bytes_ = c.update * (1 if device.host else work.state_bytes / 4)
     seconds = bytes_ * work.numbers / max(1, work.shard) / device.memory

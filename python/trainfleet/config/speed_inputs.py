@@ -10,8 +10,8 @@ from .families import FAMILIES
 from .memory import FORMATS, passes_of
 from .optimizers import OPTIMIZERS
 from .precision import format_of, is_half
-from .speed import ON_CPUS, StepTime, step_of
-from .step_work import DeviceSpeed, HostOverheads, Work
+from .speed import StepTime, step_of
+from .step_work import ON_CPUS, DeviceSpeed, HostOverheads, Work
 from .types import Config
 
 # Fractions of the measured matmul speed (tests/bench/LOG.md, Attention on CPUs).
@@ -40,16 +40,7 @@ def predict(config: Config) -> StepTime | None:
 def work_of(config: Config) -> Work:
     """Returns a rank's work per step."""
     model, train, layout = config.model, config.train, config.train.parallelism
-    family, recompute = FAMILIES[model.family], train.recomputation
-    nearest = (
-        recompute
-        if isinstance(recompute, str)
-        else "none"
-        if recompute > 0.75
-        else "selective"
-        if recompute > 0.25
-        else "full"
-    )
+    family = FAMILIES[model.family]
     return Work(
         model.layers,
         model.hidden_size,
@@ -71,7 +62,7 @@ def work_of(config: Config) -> Work:
         interleave=layout.virtual_stages,
         format=format_of(config),
         weight_bytes=2 if is_half(config) else 4,
-        recompute=nearest,
+        recompute=_nearest(train.recomputation),
         flash=family.causal or config.fleet.platform != "neuron-xla",
         fused=bool(train.compile),
         head=model.head_dim or 0,
@@ -81,6 +72,13 @@ def work_of(config: Config) -> Work:
         state_bytes=FORMATS[train.param_dtype],
         dropped=model.dropout > 0,
     )
+
+
+def _nearest(recompute: str | float) -> str:
+    """Returns the mode that is closest to a fraction of kept activations."""
+    if isinstance(recompute, str):
+        return recompute
+    return "none" if recompute > 0.75 else "selective" if recompute > 0.25 else "full"
 
 
 def as_device(config: Config, row: Accelerator) -> DeviceSpeed:

@@ -1,4 +1,4 @@
-"""Inputs of the speed model (speed.py): a rank's work per step, and its device."""
+"""Inputs of the speed model (speed.py): a rank's work per step, its device, and the constants."""
 
 from __future__ import annotations
 
@@ -195,3 +195,72 @@ class Work:
         """Returns the number of parameters in a rank's stage before sharding."""
         around = self.width * self.vocabulary * (1 if self.pipeline > 1 else 2)
         return (self.block_numbers * ceil(self.layers / self.pipeline) + around) / self.tensor
+
+
+@dataclass(frozen=True)
+class Constants:
+    """Fitted constants, dimensionless or in seconds. fit_planner.py prints them with errors."""
+
+    # Tokens at which a matmul takes twice its ideal time, per FLOP/byte of the device.
+    thin_tokens: float = 1.44
+    # Smaller matrix dimension at which a matmul takes twice its ideal time, per FLOP/byte of the
+    # device.
+    thin_width: float = 1.23
+    fp8: float = 1.0  # efficiency of fp8 matmuls relative to bf16, each against its own peak
+    # Memory traffic of an unfused block per token in the forward pass, in multiples of the hidden
+    # size.
+    traffic: float = 22.0
+    traffic_fused: float = 32.5
+    traffic_inner: float = 5.9  # memory traffic in multiples of the feed-forward size
+    scores: float = 18.5  # memory passes over stored attention scores
+    # Memory passes if a single kernel scales, masks and normalizes the scores (Narayanan et al.
+    # 2021, 4.2).
+    scores_fused: float = 4.6
+    launch: float = 9e-6  # seconds per kernel launch
+    kernels: float = 45.0  # kernels per block in the forward pass
+    ring: float = 0.79  # fraction of a link's nominal bandwidth that large collectives reach
+    ring_outside: float = 0.78
+    latency: float = 1.2e-05  # seconds per collective inside a node, per doubling of its ranks
+    latency_outside: float = 3e-05
+    # fraction of the tensor-parallel exchange that overlaps with compute
+    hidden_tensor: float = 0.23
+    # fraction of the exchange of sharded weights that overlaps with compute
+    hidden_shard: float = 0.78
+    bubble: float = 0.84  # actual pipeline bubble as a fraction of the theoretical one
+    # Slowdown of stages that run as whole graphs: the median of AWS's runs with NxD (LOG.md).
+    staged: float = 1.1
+    update: float = 75.5  # bytes that the optimizer moves per fp32 parameter
+    step: float = 0.0054  # constant overhead per step in seconds
+    spread: float = 0.0058  # slowdown per doubling of nodes, because the slowest node sets the pace
+    selective: float = 0.06  # fraction of a forward pass that selective recomputation repeats
+    # Speed relative to torch of an engine with hand-written kernels, which overlaps communication
+    # with matmuls (Megatron).
+    tuned: float = 1.28
+    # Attention speed of a hand-tuned engine (Megatron) relative to torch, on GPUs that torch's
+    # kernels do not use well.
+    tuned_attention: float = 2.02
+    # Fraction of a forward pass that full recomputation repeats. It skips the output layer and the
+    # last matmul.
+    full: float = 0.84
+
+
+FITTED = Constants()
+# On CPUs, ranks communicate over gloo, with little overlap. These constants were measured on one
+# machine. Finished runs correct predictions.
+ON_CPUS = Constants(
+    thin_tokens=0.1,
+    thin_width=1.0,
+    traffic=11.0,
+    traffic_fused=11.0,
+    traffic_inner=2.8,
+    ring=0.7,
+    ring_outside=0.7,
+    latency=5e-4,
+    latency_outside=5e-4,
+    hidden_tensor=0.0,
+    hidden_shard=0.3,
+    bubble=0.85,
+    staged=1.0,
+    step=0.005,
+    spread=0.0,
+)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from ..hardware import node_types
-from .types import Config
+from .types import Config, Refusals
 
 
 def tokenizing(config: Config) -> Config:
@@ -42,7 +41,7 @@ def fitting() -> list[str]:
     ]
 
 
-def refuse(config: Config) -> Iterator[tuple[str, str]]:
+def refuse(config: Config) -> Refusals:
     """Yields the key and message if data.tokenize_instance_type is not an allowed value."""
     name = config.data.tokenize_instance_type
     if name is not None and name not in (works := fitting()):

@@ -31,13 +31,21 @@ __all__ = [
     "Model",
     "ParallelCluster",
     "Queue",
+    "Refusals",
+    "Rows",
     "SageMakerConfig",
     "SlurmConfig",
     "Source",
     "SshConfig",
     "Train",
+    "Values",
     "flat",
 ]
+
+
+Values = dict[str, Any]  # a config that is not yet complete
+Rows = Iterator[tuple[str, Any, str]]  # key within its group, value, and the reason
+Refusals = Iterator[tuple[str, str]]  # key and message of each setting that a rule rejects
 
 
 @dataclass(frozen=True)
@@ -72,6 +80,11 @@ class Config:
     @property
     def world_size(self) -> int:
         return self.fleet.nodes * self.fleet.ranks_per_node
+
+    @property
+    def step_tokens(self) -> int:
+        """Returns the number of tokens in a global batch."""
+        return self.train.global_batch_size * self.train.sequence_length
 
     @property
     def data_parallel(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from .key import NAME, Key
+from .key import NAME, Key, Texts, span
 
 MAKERS = ("ec2", "parallelcluster", "batch")  # backends that create machines from fleet.aws
 ON_AWS = (*MAKERS, "sagemaker")
@@ -23,29 +23,27 @@ ACCOUNT = "[a-z0-9-]{1,32}:[0-9]{12}"  # region and account ID in an ARN
 class Aws:
     """Keys of fleet.aws."""
 
-    share_fleet_of: Annotated[
-        str | None, Key(backends=ON_AWS, pattern=NAME, examples=["phase-1"])
-    ] = None
+    share_fleet_of: Annotated[str | None, Key("phase-1", backends=ON_AWS, pattern=NAME)] = None
     """Name of another config whose machines, bucket or queue this run uses. Only that config
     creates, changes and removes them. If null, nothing is shared."""
     region: Annotated[
         str | None,
         Key(
+            "us-east-1",
             backends=["ssh", "slurm", "ec2", "parallelcluster", "batch", "sagemaker"],
             pattern=REGION + "$",
             maxLength=32,
-            examples=["us-east-1"],
         ),
     ] = None
     """AWS region. Defaults to AWS_REGION or AWS_DEFAULT_REGION on your machine, or to your
     profile's region."""
     zones: Annotated[
-        tuple[str, ...],
+        Texts,
         Key(
+            ["us-east-1a", "us-east-1b"],
             backends=MAKERS,
             maxItems=16,
             items={"pattern": REGION + "(-[a-z]{2,5}-[0-9])?[a-z]$", "maxLength": 40},
-            examples=[["us-east-1a", "us-east-1b"]],
         ),
     ] = ()
     """Availability zones to try, in this order, until one has capacity for all nodes. If empty,
@@ -54,37 +52,32 @@ class Aws:
     cluster uses a single zone."""
     vpc: Annotated[
         str | None,
-        Key(backends=MAKERS, pattern="^vpc-[0-9a-f]{8,17}$", examples=["vpc-0123456789abcdef0"]),
+        Key("vpc-0123456789abcdef0", backends=MAKERS, pattern="^vpc-[0-9a-f]{8,17}$"),
     ] = None
     """ID of your VPC. If null, a VPC with a public and a private subnet is created."""
     subnets: Annotated[
-        tuple[str, ...],
-        Key(
-            backends=MAKERS,
-            maxItems=16,
-            items={"pattern": SUBNET},
-            examples=[["subnet-0123456789abcdef0"]],
-        ),
+        Texts,
+        Key(["subnet-0123456789abcdef0"], backends=MAKERS, maxItems=16, items={"pattern": SUBNET}),
     ] = ()
     """Subnets of your VPC for the nodes, one per zone. Each needs a route to the Internet or to S3
     and SSM endpoints. If empty, a network with a public subnet, a private subnet and NAT is
     created."""
     allow_ssh_from: Annotated[
-        tuple[str, ...],
+        Texts,
         Key(
+            ["203.0.113.7/32"],
             maxItems=50,
             items={"pattern": r"^[0-9]{1,3}(\.[0-9]{1,3}){3}/[0-9]{1,2}$"},
-            examples=[["203.0.113.7/32"]],
         ),
     ] = ()
     """Address ranges that may connect over SSH. If empty, no address may, and the nodes are reached
     through SSM Session Manager."""
-    bastion_type: Annotated[str | None, Key(pattern=INSTANCE_TYPE, examples=["c7i.xlarge"])] = None
+    bastion_type: Annotated[str | None, Key("c7i.xlarge", pattern=INSTANCE_TYPE)] = None
     """EC2 instance type of a head node with a public address, through which the nodes are reached.
     If null, no head node is created."""
     key_pair: Annotated[
         str | None,
-        Key(pattern="^[A-Za-z0-9][A-Za-z0-9 ._:()#,@+=&;{}!$*-]{0,254}$", examples=["my-key"]),
+        Key("my-key", pattern="^[A-Za-z0-9][A-Za-z0-9 ._:()#,@+=&;{}!$*-]{0,254}$"),
     ] = None
     """Name of your EC2 key pair. If null, a key pair is created from the public half of
     fleet.ssh.key."""
@@ -92,7 +85,7 @@ class Aws:
     """Purchase option for nodes: on-demand, spot, reservation (your capacity reservation) or block
     (a capacity block)."""
     reservation: Annotated[
-        str | None, Key(backends=MAKERS, pattern=RESERVATION, examples=["cr-0123456789abcdef0"])
+        str | None, Key("cr-0123456789abcdef0", backends=MAKERS, pattern=RESERVATION)
     ] = None
     """ID of the capacity reservation for the nodes, or of the capacity block's reservation."""
     block_hours: Annotated[
@@ -103,7 +96,7 @@ class Aws:
     reservation names an existing block."""
     ami: Annotated[
         str | None,
-        Key(backends=MAKERS, pattern="^ami-[0-9a-f]{8,17}$", examples=["ami-0123456789abcdef0"]),
+        Key("ami-0123456789abcdef0", backends=MAKERS, pattern="^ami-[0-9a-f]{8,17}$"),
     ] = None
     """Machine image of the nodes. Defaults to the newest AWS Deep Learning AMI for the platform
     when the fleet is created, from the SSM parameter in docker/platforms.lock.yaml."""
@@ -111,7 +104,7 @@ class Aws:
     """Size of each node's root volume (gp3, encrypted)."""
     bucket: Annotated[
         str | None,
-        Key(backends=ON_AWS, pattern="^[a-z0-9][a-z0-9-]{1,61}[a-z0-9]$", examples=["my-bucket"]),
+        Key("my-bucket", backends=ON_AWS, pattern="^[a-z0-9][a-z0-9-]{1,61}[a-z0-9]$"),
     ] = None
     """Your S3 bucket for data and checkpoints. If null, a private, encrypted bucket is created,
     which `make clean` deletes only with PURGE=1."""
@@ -128,43 +121,39 @@ class Aws:
 class BatchConfig:
     """Keys of fleet.batch."""
 
-    queue: Annotated[str | None, Key(pattern=QUEUE, maxLength=256, examples=["training"])] = None
+    queue: Annotated[str | None, Key("training", pattern=QUEUE, maxLength=256)] = None
     """Job queue, by name or ARN. Defaults to the queue that `make setup` creates."""
     job_role: Annotated[
         str | None,
-        Key(pattern=ROLE, maxLength=2048, examples=["arn:aws:iam::123456789012:role/train"]),
+        Key("arn:aws:iam::123456789012:role/train", pattern=ROLE, maxLength=2048),
     ] = None
     """IAM role of the containers, which reads and writes the bucket. Defaults to the role that
     `make setup` creates."""
     execution_role: Annotated[
         str | None,
-        Key(
-            pattern=ROLE,
-            maxLength=2048,
-            examples=["arn:aws:iam::123456789012:role/train-execution"],
-        ),
+        Key("arn:aws:iam::123456789012:role/train-execution", pattern=ROLE, maxLength=2048),
     ] = None
     """IAM role with which Batch pulls the image, reads secrets and writes logs. Defaults to the
     role that `make setup` creates."""
-    attempts: Annotated[int, Key(unit="attempts", minimum=1, maximum=10)] = 3
+    attempts: Annotated[int, span("attempts", 1, 10)] = 3
     """Maximum number of attempts per job. Batch retries a job if it lost a machine or if its
     verdict allows another attempt. A failure that would recur is never retried."""
-    timeout_hours: Annotated[float | None, Key(unit="hours", minimum=0.02, maximum=8760)] = None
+    timeout_hours: Annotated[float | None, span("hours", 0.02, 8760)] = None
     """Time limit per attempt, after which Batch ends the attempt. Null means no limit."""
-    shared_memory_gib: Annotated[int | None, Key(unit="GiB", minimum=1, maximum=4096)] = None
+    shared_memory_gib: Annotated[int | None, span("GiB", 1, 4096)] = None
     """Size of /dev/shm in the containers. Defaults to a quarter of the node's memory, up to 64."""
-    share: Annotated[
-        str | None, Key(pattern="^[A-Za-z0-9]{1,255}$", maxLength=255, examples=["research"])
-    ] = None
+    share: Annotated[str | None, Key("research", pattern="^[A-Za-z0-9]{1,255}$", maxLength=255)] = (
+        None
+    )
     """Share identifier for a queue with a fair-share policy. Null means none."""
-    priority: Annotated[int | None, Key(unit="", minimum=0, maximum=9999)] = None
+    priority: Annotated[int | None, span("", 0, 9999)] = None
     """Scheduling priority within the share. Defaults to the queue's priority."""
     consumable_resources: Annotated[
-        tuple[str, ...],
+        Texts,
         Key(
+            ["licence=1"],
             maxItems=5,
             items={"pattern": "^[A-Za-z0-9_-]{1,128}=[1-9][0-9]{0,8}$", "maxLength": 160},
-            examples=[["licence=1"]],
         ),
     ] = ()
     """Consumable resources in Batch, such as licences, that each node uses while it runs, as
@@ -177,7 +166,7 @@ class SageMakerConfig:
 
     role: Annotated[
         str | None,
-        Key(pattern=ROLE, maxLength=2048, examples=["arn:aws:iam::123456789012:role/train"]),
+        Key("arn:aws:iam::123456789012:role/train", pattern=ROLE, maxLength=2048),
     ] = None
     """IAM role of the training job. Defaults to the role that `make setup` creates."""
     input_mode: Annotated[str | None, Key(enum=["stream", "file", "fastfile", "fsx"])] = None
@@ -188,44 +177,40 @@ class SageMakerConfig:
     file_system: Annotated[
         str | None,
         Key(
+            "fs-0123456789abcdef0:/fsx/sets",
             pattern="^fs-[0-9a-f]{8,17}:/[A-Za-z0-9._/-]{1,1024}$",
             maxLength=1100,
-            examples=["fs-0123456789abcdef0:/fsx/sets"],
         ),
     ] = None
     """FSx for Lustre file system that is linked to the bucket, as `fs-id:/mount_name/folder`. Used
     if input_mode is fsx."""
-    volume_gib: Annotated[int | None, Key(unit="GiB", minimum=1, maximum=16_384)] = None
+    volume_gib: Annotated[int | None, span("GiB", 1, 16_384)] = None
     """Disk size per node. Defaults to twice the dataset's size if the dataset is copied, but at
     least 100. Instance types with local disks use those instead."""
-    warm_pool_minutes: Annotated[int, Key(unit="minutes", minimum=0, maximum=360)] = 0
+    warm_pool_minutes: Annotated[int, span("minutes", 0, 360)] = 0
     """How long machines are kept after a job for the next one, at full price. This requires the
     warm pool quota of the instance type. 0 releases them immediately."""
-    max_hours: Annotated[float, Key(unit="hours", minimum=0.02, maximum=672)] = 120
+    max_hours: Annotated[float, span("hours", 0.02, 672)] = 120
     """Time limit after which SageMaker stops the job. The default quota is 120 hours, and the
     maximum is 672 hours."""
-    wait_hours: Annotated[float | None, Key(unit="hours", minimum=0.02, maximum=672)] = None
+    wait_hours: Annotated[float | None, span("hours", 0.02, 672)] = None
     """Maximum duration of a spot job, including the wait for machines (see fleet.spot). Defaults to
     twice max_hours, up to 672."""
-    retries: Annotated[int, Key(unit="attempts", minimum=0, maximum=30)] = 3
+    retries: Annotated[int, span("attempts", 0, 30)] = 3
     """Maximum number of times that SageMaker restarts the job after an InternalServerError, such as
     a failed machine."""
     subnets: Annotated[
-        tuple[str, ...],
-        Key(
-            maxItems=16,
-            items={"pattern": SUBNET, "maxLength": 32},
-            examples=[["subnet-0123456789abcdef0"]],
-        ),
+        Texts,
+        Key(["subnet-0123456789abcdef0"], maxItems=16, items={"pattern": SUBNET, "maxLength": 32}),
     ] = ()
     """VPC subnets for the nodes. The VPC needs an S3 gateway endpoint. If empty, the job runs in
     SageMaker's network."""
     security_groups: Annotated[
-        tuple[str, ...],
+        Texts,
         Key(
+            ["sg-0123456789abcdef0"],
             maxItems=5,
             items={"pattern": "^sg-[0-9a-f]{8,17}$", "maxLength": 32},
-            examples=[["sg-0123456789abcdef0"]],
         ),
     ] = ()
     """Security groups for the nodes in fleet.sagemaker.subnets. For EFA, they must allow all
@@ -241,19 +226,19 @@ class SageMakerConfig:
     `aws ssm start-session --target sagemaker-training-job:<job>_algo-1`."""
     kms_key: Annotated[
         str | None,
-        Key(pattern="^[A-Za-z0-9:/_-]{1,2048}$", maxLength=2048, examples=["alias/training"]),
+        Key("alias/training", pattern="^[A-Za-z0-9:/_-]{1,2048}$", maxLength=2048),
     ] = None
     """KMS key for the nodes' disks and SageMaker's uploads. Defaults to AWS's key."""
     training_plan: Annotated[
         str | None,
         Key(
+            "arn:aws:sagemaker:us-east-1:123456789012:training-plan/spring",
             pattern=f"^arn:aws[a-z-]*:sagemaker:{ACCOUNT}:training-plan/[A-Za-z0-9-]{{1,128}}$",
             maxLength=2048,
-            examples=["arn:aws:sagemaker:us-east-1:123456789012:training-plan/spring"],
         ),
     ] = None
     """ARN of the training plan (reserved capacity) for the job."""
-    plan_hours: Annotated[float | None, Key(unit="hours", minimum=1, maximum=4367)] = None
+    plan_hours: Annotated[float | None, span("hours", 1, 4367)] = None
     """Duration of the training plan that `make setup` buys if training_plan is null. Setup lists
     the offers, and with YES=1 buys one within budget.max_usd. If null, no plan is bought."""
 
@@ -265,20 +250,20 @@ WORD = "^[A-Za-z0-9][A-Za-z0-9._@%+=-]*$"
 class Queue:
     """Entry in fleet.slurm.parallelcluster.queues."""
 
-    name: Annotated[str, Key(pattern="^[a-z][a-z0-9-]{0,24}$", maxLength=25, examples=["queue-0"])]
+    name: Annotated[str, Key("queue-0", pattern="^[a-z][a-z0-9-]{0,24}$", maxLength=25)]
     """Partition name."""
     instance_type: Annotated[
-        str | None, Key(pattern=INSTANCE_TYPE, maxLength=64, examples=["trn1.32xlarge"])
+        str | None, Key("trn1.32xlarge", pattern=INSTANCE_TYPE, maxLength=64)
     ] = None
     """EC2 instance type. Defaults to fleet.instance_type."""
-    min: Annotated[int, Key(unit="nodes", minimum=0, maximum=4096)] = 0
+    min: Annotated[int, span("nodes", 0, 4096)] = 0
     """Number of nodes that stay up, and are billed, even if no job runs."""
-    max: Annotated[int | None, Key(unit="nodes", minimum=1, maximum=4096)] = None
+    max: Annotated[int | None, span("nodes", 1, 4096)] = None
     """Maximum number of nodes that jobs can start. Defaults to fleet.nodes."""
     capacity: Annotated[str | None, Key(enum=CAPACITIES)] = None
     """Purchase option for the nodes. Defaults to fleet.aws.capacity."""
     reservation: Annotated[
-        str | None, Key(pattern=RESERVATION, maxLength=20, examples=["cr-0123456789abcdef0"])
+        str | None, Key("cr-0123456789abcdef0", pattern=RESERVATION, maxLength=20)
     ] = None
     """ID of the capacity reservation, or of the capacity block's reservation. Defaults to
     fleet.aws.reservation."""
@@ -289,7 +274,7 @@ class ParallelCluster:
     """Keys of fleet.slurm.parallelcluster."""
 
     name: Annotated[
-        str | None, Key(pattern="^[A-Za-z][A-Za-z0-9-]{0,59}$", maxLength=60, examples=["trn1-16"])
+        str | None, Key("trn1-16", pattern="^[A-Za-z][A-Za-z0-9-]{0,59}$", maxLength=60)
     ] = None
     """Cluster name. Defaults to the run's name, adapted to the naming rules for clusters."""
     os: Annotated[str, Key(enum=["ubuntu2204", "ubuntu2404", "alinux2023", "rhel9", "rocky9"])] = (
@@ -297,47 +282,47 @@ class ParallelCluster:
     )
     """Operating system of the head node and the compute nodes."""
     head_subnet: Annotated[
-        str | None, Key(pattern=SUBNET, maxLength=24, examples=["subnet-0123456789abcdef0"])
+        str | None, Key("subnet-0123456789abcdef0", pattern=SUBNET, maxLength=24)
     ] = None
     """Subnet of the head node, which needs a public address. Defaults to the public subnet of the
     created network, or to fleet.aws.subnets. The compute nodes' subnets are private, because nodes
     with several network interfaces get no public address."""
     queues: Annotated[
         tuple[Queue, ...],
-        Key(maxItems=50, examples=[[{"name": "queue-0", "max": 8}, {"name": "queue-1", "max": 8}]]),
+        Key([{"name": "queue-0", "max": 8}, {"name": "queue-1", "max": 8}], maxItems=50),
     ] = ()
     """Queues, each of which becomes a Slurm partition, as {name, instance_type, min, max, capacity,
     reservation}. If empty, one queue named compute1 is created, with fleet.instance_type and up to
     fleet.nodes nodes."""
     buckets: Annotated[
-        tuple[str, ...],
+        Texts,
         Key(
+            ["my-corpora"],
             maxItems=50,
             items={"pattern": "^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$", "maxLength": 63},
-            examples=[["my-corpora"]],
         ),
     ] = ()
     """S3 buckets that all nodes can read and write, in addition to fleet.aws.bucket."""
     database_uri: Annotated[
         str | None,
         Key(
+            "slurm.cluster-x.us-west-2.rds.amazonaws.com:3306",
             pattern="^[A-Za-z0-9.-]+(:[0-9]{1,5})?$",
             maxLength=300,
-            examples=["slurm.cluster-x.us-west-2.rds.amazonaws.com:3306"],
         ),
     ] = None
     """MySQL server for Slurm accounting. If null, Slurm does no accounting, and sacct shows
     nothing."""
     database_user: Annotated[
-        str | None, Key(pattern="^[A-Za-z0-9_-]+$", maxLength=64, examples=["clusteradmin"])
+        str | None, Key("clusteradmin", pattern="^[A-Za-z0-9_-]+$", maxLength=64)
     ] = None
     """User name on the MySQL server."""
     database_secret: Annotated[
         str | None,
         Key(
+            "arn:aws:secretsmanager:us-west-2:123456789012:secret:slurm-AbCdEf",
             pattern=f"^arn:aws[a-z-]*:secretsmanager:{ACCOUNT}:secret:[A-Za-z0-9/_+=.@-]+$",
             maxLength=600,
-            examples=["arn:aws:secretsmanager:us-west-2:123456789012:secret:slurm-AbCdEf"],
         ),
     ] = None
     """Secrets Manager secret with the MySQL password."""
@@ -350,49 +335,43 @@ class SlurmConfig:
     partition: Annotated[
         str | None,
         Key(
+            "gpu",
             pattern="^[A-Za-z0-9][A-Za-z0-9._-]*(,[A-Za-z0-9][A-Za-z0-9._-]*)*$",
             maxLength=255,
-            examples=["gpu"],
         ),
     ] = None
     """Slurm partition, or several separated by commas. Defaults to the cluster's default
     partition."""
-    account: Annotated[str | None, Key(pattern=WORD, maxLength=255, examples=["vision"])] = None
+    account: Annotated[str | None, Key("vision", pattern=WORD, maxLength=255)] = None
     """Account to charge. Defaults to your default account."""
-    qos: Annotated[str | None, Key(pattern=WORD, maxLength=255, examples=["long"])] = None
+    qos: Annotated[str | None, Key("long", pattern=WORD, maxLength=255)] = None
     """Quality of service (QOS). Defaults to the account's default."""
-    time_limit_minutes: Annotated[int | None, Key(unit="minutes", minimum=1, maximum=525_600)] = (
-        None
-    )
+    time_limit_minutes: Annotated[int | None, span("minutes", 1, 525_600)] = None
     """Time limit per start of a job. Shortly before the limit, the job saves and is requeued, until
     all of train.steps are done. Defaults to the partition's limit."""
-    warn_before_seconds: Annotated[int, Key(unit="s", minimum=10, maximum=65_535)] = 300
+    warn_before_seconds: Annotated[int, span("s", 10, 65_535)] = 300
     """Time before the limit at which a job must save and stop. It must be long enough for a step
     and a checkpoint."""
     constraint: Annotated[
         str | None,
-        Key(pattern=r"^[A-Za-z0-9_.:=&|*()\[\]-]+$", maxLength=255, examples=["h100&nvme"]),
+        Key("h100&nvme", pattern=r"^[A-Za-z0-9_.:=&|*()\[\]-]+$", maxLength=255),
     ] = None
     """Features that nodes must have, in the syntax of `sbatch --constraint`."""
-    reservation: Annotated[str | None, Key(pattern=WORD, maxLength=255, examples=["team-week"])] = (
-        None
-    )
+    reservation: Annotated[str | None, Key("team-week", pattern=WORD, maxLength=255)] = None
     """Slurm reservation to run in."""
-    gres: Annotated[
-        str | None, Key(pattern="^[A-Za-z0-9_.:=,-]+$", maxLength=255, examples=["gpu:8"])
-    ] = None
+    gres: Annotated[str | None, Key("gpu:8", pattern="^[A-Za-z0-9_.:=,-]+$", maxLength=255)] = None
     """Generic resources per node. If null and fleet.exclusive is true, a job gets all of a node's
     resources."""
     options: Annotated[
-        tuple[str, ...],
+        Texts,
         Key(
+            ["--switches=1", "--licenses=matlab:1", "--mail-type=END"],
             maxItems=32,
             items={
                 "examples": ["--switches=1"],
                 "pattern": r"^--[a-z][a-z0-9-]*(=[A-Za-z0-9_.,:@%+/\[\]=-]+)?$",
                 "maxLength": 255,
             },
-            examples=[["--switches=1", "--licenses=matlab:1", "--mail-type=END"]],
         ),
     ] = ()
     """Further sbatch options that your site requires, for job.sbatch. Each is one word,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from ..hardware import node_types
 from ..hardware.accelerators import Accelerator
-from .key import S3, Key
+from .key import S3, Key, Texts, span
 from .types_backends import ACCOUNT, Aws, BatchConfig, SageMakerConfig, SlurmConfig
 
 # backends that reach the nodes or the head over SSH
@@ -24,30 +24,24 @@ AN_ARN = "HF_TOKEN=arn:aws:secretsmanager:us-east-1:123456789012:secret:hf-AbCdE
 class SshConfig:
     """Keys of fleet.ssh."""
 
-    user: Annotated[
-        str | None, Key(pattern="^[A-Za-z_][A-Za-z0-9._-]{0,62}$", examples=["ubuntu"])
-    ] = None
+    user: Annotated[str | None, Key("ubuntu", pattern="^[A-Za-z_][A-Za-z0-9._-]{0,62}$")] = None
     """Login user on the hosts. Defaults to the user in fleet.ssh.config, or to your local user
     name."""
-    key: Annotated[str | None, Key(minLength=1, maxLength=4096, examples=["~/.ssh/fleet"])] = None
+    key: Annotated[str | None, Key("~/.ssh/fleet", minLength=1, maxLength=4096)] = None
     """Private key file. Defaults to your SSH agent and the standard keys in ~/.ssh."""
-    jump: Annotated[
-        str | None, Key(minLength=1, maxLength=400, examples=["ubuntu@bastion.example"])
-    ] = None
+    jump: Annotated[str | None, Key("ubuntu@bastion.example", minLength=1, maxLength=400)] = None
     """Jump host for nodes that this machine can't reach directly, as `user@address:port`. Null
     means a direct connection."""
     known_hosts: Annotated[str | None, Key(minLength=1, maxLength=4096)] = None
     """File of known host keys. Defaults to the fleet's .fleet/known_hosts and your
     ~/.ssh/known_hosts."""
     fingerprints: Annotated[
-        tuple[str, ...], Key(maxItems=10_000, items={"pattern": "^SHA256:[A-Za-z0-9+/]{43}$"})
+        Texts, Key(maxItems=10_000, items={"pattern": "^SHA256:[A-Za-z0-9+/]{43}$"})
     ] = ()
     """Fingerprints of host keys to accept on first contact, as `SHA256:...`. To print one on a
     host, run `ssh-keygen -l -f /etc/ssh/ssh_host_ed25519_key.pub`. trainfleet asks you before it
     accepts any other new key."""
-    config: Annotated[str | None, Key(minLength=1, maxLength=4096, examples=["~/.ssh/config"])] = (
-        None
-    )
+    config: Annotated[str | None, Key("~/.ssh/config", minLength=1, maxLength=4096)] = None
     """OpenSSH client config file to read (HostName, User, Port, IdentityFile, ProxyJump). A
     ProxyCommand runs only if the file is in your ~/.ssh, and never during `make plan`. Match exec
     is refused. Null means that no file is read."""
@@ -60,23 +54,19 @@ class Fsx:
     dns_name: Annotated[
         str | None,
         Key(
+            "fs-0123456789abcdef0.fsx.us-east-1.amazonaws.com",
             backends=MOUNTS,
             pattern="^[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?$",
-            examples=["fs-0123456789abcdef0.fsx.us-east-1.amazonaws.com"],
         ),
     ] = None
     """DNS name of an existing file system to mount. If null and fleet.fsx creates no file system,
     the shared folder must already exist on the nodes."""
-    mount_name: Annotated[
-        str | None, Key(backends=MOUNTS, pattern="^[a-z0-9]{1,8}$", examples=["fsx"])
-    ] = None
+    mount_name: Annotated[str | None, Key("fsx", backends=MOUNTS, pattern="^[a-z0-9]{1,8}$")] = None
     """Mount name of the file system, as shown in the console or by `aws fsx
     describe-file-systems`."""
-    mount_point: Annotated[str, Key(backends=MOUNTS, pattern="^" + PATH, examples=["/fsx"])] = (
-        "/fsx"
-    )
+    mount_point: Annotated[str, Key("/fsx", backends=MOUNTS, pattern="^" + PATH)] = "/fsx"
     """Mount point on the nodes. fleet.shared_folder must be inside it."""
-    size_gib: Annotated[int, Key(unit="GiB", minimum=1200, maximum=10_000_000)] = 1200
+    size_gib: Annotated[int, span("GiB", 1200, 10_000_000)] = 1200
     """Size of the file system to create: 1200 or a multiple of 2400. With EFA, only the sizes in
     AWS's table are allowed."""
     type: Annotated[str, Key(enum=["scratch", "persistent"])] = "scratch"
@@ -88,9 +78,9 @@ class Fsx:
     """Whether nodes access a persistent file system over EFA. Setup configures the client, and
     checks the EFA counters to verify that data uses EFA. Instance types without EFA support in FSx
     are refused. EFA also determines the minimum size."""
-    s3_import: Annotated[
-        str | None, Key(pattern=S3, maxLength=1024, examples=["s3://my-bucket/corpus"])
-    ] = None
+    s3_import: Annotated[str | None, Key("s3://my-bucket/corpus", pattern=S3, maxLength=1024)] = (
+        None
+    )
     """S3 prefix whose objects appear as files in <fleet.fsx.mount_point>/linked. Each object is
     loaded when it is first read. Null means none."""
     s3_export: bool = True
@@ -102,12 +92,12 @@ class Fsx:
 class Devices:
     """Keys of fleet.accelerator, which describe your own machines."""
 
-    name: Annotated[str | None, Key(maxLength=80, examples=["h100", "rtx-4090"])] = None
+    name: Annotated[str | None, Key("h100", "rtx-4090", maxLength=80)] = None
     """Accelerator model: v100, t4, a10, a10g, a40, a100, l4, l40, l40s, h100, h200, gh200, b200,
     b300, gb200, rtx-3090, rtx-4090, rtx-5090, rtx-a6000, rtx-6000-ada or rtx-pro-6000. Append -pcie
     or -nvl for those variants. The name that nvidia-smi prints also works. Defaults to the model in
     fleet.slurm.gres, or to this machine's."""
-    per_node: Annotated[int | None, Key(unit="devices", minimum=1, maximum=256)] = None
+    per_node: Annotated[int | None, span("devices", 1, 256)] = None
     """Number of accelerators per node. Defaults to the number in fleet.slurm.gres, then to
     fleet.ranks_per_node, then to the usual number for the model."""
     memory_gib: Annotated[float | None, Key(unit="GiB", exclusiveMinimum=0, maximum=4096)] = None
@@ -123,7 +113,7 @@ class Devices:
     """Total network bandwidth of a node, over all its network cards. A launch is refused if the
     measured bandwidth is far lower. Defaults to the usual bandwidth for such nodes, which is not
     enforced."""
-    usd_per_hour: Annotated[float | None, Key(unit="US dollars", minimum=0, maximum=100_000)] = None
+    usd_per_hour: Annotated[float | None, span("US dollars", 0, 100_000)] = None
     """Price per node and hour, for cost estimates and budget.max_usd. Defaults to the list price of
     fleet.instance_type, or to no cost."""
 
@@ -154,20 +144,21 @@ class Fleet:
     """Backend that runs the jobs: local (this machine), ssh (your hosts), ec2 (instances created
     for the run), slurm, batch (AWS Batch), sagemaker, or the name of a backend from another
     installed package."""
-    nodes: Annotated[int, Key(unit="nodes", minimum=1, maximum=16_384)] = 2
+    nodes: Annotated[int, span("nodes", 1, 16_384)] = 2
     """Number of nodes. The local backend simulates nodes on this machine, each with a separate
     torchrun. `NODES=` overrides this key for one command."""
-    instance_type: Annotated[str | None, Key(maxLength=64, examples=["trn1.32xlarge"])] = None
+    instance_type: Annotated[str | None, Key("trn1.32xlarge", maxLength=64)] = None
     """EC2 instance type of every node. It determines cores, accelerators, memory, EFA and price. If
     null, the local backend uses this machine, and fleet.accelerator describes the machines of other
     backends."""
     accelerator: Annotated[
         Devices | None,
         Key(
+            "h100",
+            "8xH100",
             type=["object", "string"],
             pattern=r"^\s*([0-9]{1,4} ?[xX×*] ?)?\S.*$",
             maxLength=80,
-            examples=["h100", "8xH100"],
         ),
     ] = None
     """Accelerators of machines without an EC2 instance type (ssh, slurm, local): a model, a count
@@ -182,23 +173,24 @@ class Fleet:
     """Rendezvous port on the first node. If null, it is chosen automatically (a free port on the
     local backend)."""
     hosts: Annotated[
-        tuple[str, ...],
+        Texts,
         Key(
+            ["gpu-[01-08].example", "spare=10.0.0.9"],
             backends=BY_SSH,
             maxItems=10_000,
             items={"minLength": 1, "maxLength": 400},
-            examples=[["gpu-[01-08].example", "spare=10.0.0.9"]],
         ),
     ] = ()
     """Hosts of the ssh backend, each as `address`, `name=address` or `address:port`. Ranges expand
     as in Slurm: `gpu-[01-08].example` means eight hosts, and `node[01,03-05]` means four. The first
     host is the head, which runs the rendezvous."""
-    min_nodes: Annotated[int | None, Key(unit="nodes", minimum=1, maximum=16_384)] = None
+    min_nodes: Annotated[int | None, span("nodes", 1, 16_384)] = None
     """Minimum number of nodes to continue training with if a node is lost and no spare is
     available. Defaults to fleet.nodes, so that the run waits for a spare."""
     secrets: Annotated[
-        tuple[str, ...],
+        Texts,
         Key(
+            ["HF_TOKEN"],
             writeOnly=True,
             maxItems=100,
             items={
@@ -207,7 +199,6 @@ class Fleet:
                 "pattern": "^[A-Za-z_][A-Za-z0-9_]*$",
                 "maxLength": 128,
             },
-            examples=[["HF_TOKEN"]],
         ),
     ] = ()
     """Names of secret environment variables that the nodes need, such as HF_TOKEN. Their values are
@@ -215,13 +206,13 @@ class Fleet:
     command line or log."""
     shared_folder: Annotated[
         str | None,
-        Key(pattern="^(s3:/)?" + PATH, examples=["/fsx/trainfleet", "s3://my-bucket/trainfleet"]),
+        Key("/fsx/trainfleet", "s3://my-bucket/trainfleet", pattern="^(s3:/)?" + PATH),
     ] = None
     """Folder that every node can access (FSx for Lustre, NFS), with code, environment, data/ and
     runs/. The ssh backend requires one. If the nodes share no disk, use s3://bucket/prefix, which
     stores the runs/ of all machines."""
     python: Annotated[
-        str | None, Key(backends=BY_SSH, pattern="^" + PATH, examples=["/opt/pytorch/bin/python"])
+        str | None, Key("/opt/pytorch/bin/python", backends=BY_SSH, pattern="^" + PATH)
     ] = None
     """Path of a Python with torch on the nodes. If null, `make setup` builds an environment in the
     shared folder from requirements.lock."""
@@ -236,13 +227,11 @@ class Fleet:
     container: Annotated[
         str,
         Key(
+            "none",
+            "build",
+            "123456789012.dkr.ecr.us-east-1.amazonaws.com/trainfleet:cuda-0123456789abcdef",
             pattern=IMAGE,
             maxLength=512,
-            examples=[
-                "none",
-                "build",
-                "123456789012.dkr.ecr.us-east-1.amazonaws.com/trainfleet:cuda-0123456789abcdef",
-            ],
         ),
     ] = "none"
     """Container image for jobs. `none` runs jobs in the nodes' environment. `build` uses an image
@@ -251,7 +240,7 @@ class Fleet:
     Batch and SageMaker require an image. The local backend does not support images."""
     container_base: Annotated[
         str | None,
-        Key(pattern=IMAGE, maxLength=512, examples=["mirror.example:5000/library/ubuntu:noble"]),
+        Key("mirror.example:5000/library/ubuntu:noble", pattern=IMAGE, maxLength=512),
     ] = None
     """Base image for `make build`, for use with a mirror or without Internet access. Defaults to
     the platform's image in docker/platforms.lock.yaml, pinned by digest."""
@@ -289,8 +278,9 @@ class Fleet:
     """Region, network, capacity, image and storage of the machines that the AWS backends (ec2,
     batch, sagemaker) create."""
     secret_arns: Annotated[
-        tuple[str, ...],
+        Texts,
         Key(
+            [AN_ARN],
             backends=["batch", "sagemaker"],
             writeOnly=True,
             maxItems=100,
@@ -300,7 +290,6 @@ class Fleet:
                 "pattern": f"^[A-Za-z_][A-Za-z0-9_]{{0,127}}={SECRET}{{1,1024}}$",
                 "maxLength": 2048,
             },
-            examples=[[AN_ARN]],
         ),
     ] = ()
     """Secrets for AWS Batch and SageMaker, as `NAME=arn` of a Secrets Manager secret or an SSM
@@ -315,15 +304,15 @@ class Fleet:
     folder that every node can access. To run `make` elsewhere, set that machine as the only entry
     of fleet.hosts."""
     options: Annotated[
-        tuple[str, ...],
+        Texts,
         Key(
+            ["queue=gpu", "priority=5"],
             maxItems=100,
             items={
                 "examples": ["queue=gpu"],
                 "pattern": r"^[a-z][a-z0-9_]*=[^\u0000-\u001f\u007f]*$",
                 "maxLength": 4096,
             },
-            examples=[["queue=gpu", "priority=5"]],
         ),
     ] = ()
     """Settings for a backend from another package, each as `name=value`. fleet.backend names the

@@ -16,9 +16,8 @@ from ..trust.errors import DataError, InputError
 from ..trust.untrusted_input import show
 from ..trust.validation import fit
 from .addresses import folder_of
-from .conversion import LARGEST, SETTINGS, TokenizerSettings, added, convert
+from .conversion import LARGEST, SETTINGS, TokenizerSettings, added, convert, told
 from .families import FAMILIES
-from .foreign_formats import told
 from .types import Data
 
 TRAINED = "bpe"  # value of data.tokenizer that trains a tokenizer

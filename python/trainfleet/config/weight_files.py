@@ -15,8 +15,8 @@ from safetensors import SafetensorError, safe_open
 from ..trust import untrusted_input
 from ..trust.errors import RunError, TrainfleetError
 from ..trust.validation import Pattern, fit
+from .conversion import told
 from .families import FAMILIES, Family
-from .foreign_formats import told
 from .huggingface_config import CONFIG
 from .sizes import count_parameters
 from .types import Model

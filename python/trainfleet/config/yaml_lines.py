@@ -10,12 +10,14 @@ import re
 import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from ..trust.errors import Problem
 from ..trust.untrusted_input import shortened, show, unprintable
+from .tables import read_table
 
 Key = tuple[str | int, ...]
 # Maximum number of values in a document, including repetitions through aliases. A fleet of 4,096
@@ -32,24 +34,6 @@ TAGS: dict[type[yaml.Node], tuple[str, ...]] = {
     yaml.MappingNode: (f"{PREFIX}map",),
 }
 LONGEST_KEY = 64  # maximum key length in characters
-PLAIN = (  # part of PyYAML's message → plain message
-    (
-        "mapping values are not allowed",
-        "has a second `: `; quote text that contains one, or indent the inner key on the next line",
-    ),
-    ("found character '\\t'", "is indented with a tab; use spaces"),
-    (
-        "that cannot start any token",
-        "has a value that begins with a YAML special character; quote it",
-    ),
-    ("expected <block end>", "is not indented like the lines around it"),
-    ("expected ',' or", "has a bracket that is not closed, or a missing comma"),
-    ("could not find expected ':'", "has no `: ` after its key"),
-    ("found unexpected end of stream", "follows a quote that is not closed"),
-    ("found another document", "begins a second document; a config has only one"),
-    ("while scanning a directive", "begins with %, which is reserved for YAML directives"),
-    ("while parsing a flow node", "has a bracket that is not closed, or an extra comma"),
-)
 _COLON = re.compile(r":(?=\s|$)", re.ASCII)
 BROKEN = object()  # placeholder for a value that was reported as a problem
 
@@ -228,7 +212,8 @@ def dotted(key: Key) -> str:
 def _plainly(error: yaml.MarkedYAMLError) -> str:
     """Describes a syntax error without PyYAML's terminology."""
     told = " ".join(filter(None, (error.context, error.problem)))
-    plain = next((words for said, words in PLAIN if said in told), told)
+    table = read_table(Path(__file__).with_name("yaml_errors.yaml"))
+    plain = next((words for said, words in table.items() if said in told), told)
     opened = error.context_mark
     since = (
         opened

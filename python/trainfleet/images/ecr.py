@@ -14,8 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..cloud.api_errors import passing
-from ..cloud.calls import Calls
+from ..cloud.calls import Calls, passing
 from ..cloud.repository import GONE, HOST, NAME, held_as, holders
 from ..cloud.template_inputs import pairs
 from ..trust.errors import CloudError, ImageError, InputError

@@ -30,8 +30,8 @@ from ..hardware import node_types
 from ..health import fence
 from ..hosts.install_steps import lock_name
 from ..hosts.platform import load_platform
+from ..plan.job import compiles_ahead
 from ..plan.measurement import compile_only
-from ..plan.neuron_environment import compiles_ahead
 from ..plan.plan import Plan
 from ..process.install_paths import PACKAGE, PACKAGES
 from ..report.compilation import describe

@@ -246,9 +246,7 @@ def tariff_of(config: Config) -> Tariff | None:
 
 def _flops(config: Config) -> float:
     """Returns the FLOPs of a step."""
-    train = config.train
-    tokens = train.global_batch_size * train.sequence_length
-    return flops_per_token(config.model, train.sequence_length) * tokens
+    return flops_per_token(config.model, config.train.sequence_length) * config.step_tokens
 
 
 def _spread(

@@ -1,10 +1,5 @@
 """Defines the fabric's environment variables: which are set for each kind of network, which
-well-known variables are not, and why. The functions have no side effects.
-
-Sources: libfabric's fi_efa(7); github.com/aws/aws-ofi-nccl;
-github.com/awslabs/awsome-distributed-ai, 1.architectures/ efa-cheatsheet.md; Neuron's
-setup-trn1-multi-node-execution and TorchNeuron's environment variables; NCCL's user guide 2.30,
-"Environment Variables".
+well-known variables are not, and why (environment.yaml). The functions have no side effects.
 """
 
 from __future__ import annotations
@@ -12,7 +7,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
 
+from ..config.tables import read_table
 from ..hardware.node_types import NodeType
 from ..node.placement import LOOPBACK_CARD
 
@@ -23,6 +21,7 @@ NCCL_LOGS = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV"}
 FLOOR = 0.6
 # Names of the fabrics that NCCL uses through verbs, without a plug-in
 RDMA = {"infiniband": "InfiniBand", "roce": "RoCE"}
+TABLE = read_table(Path(__file__).with_name("environment.yaml"))
 PORTS = "<ports>"  # placeholder for the ports that a node detects
 
 
@@ -37,6 +36,12 @@ class Setting:
     why: str
 
 
+def settings_of(groups: Iterable[str], **words: str) -> Iterator[Setting]:
+    """Yields the variables of these groups in environment.yaml, with `words` in their texts."""
+    for name, value, why in chain.from_iterable(TABLE.get(group, ()) for group in groups):
+        yield Setting(name, value and value.format(**words), why.format(**words))
+
+
 def fabric_settings(
     kind: NodeType | None, card: str, ports: str = PORTS, alone: bool = False
 ) -> tuple[Setting, ...]:
@@ -46,122 +51,37 @@ def fabric_settings(
     such as mlx5_0:1,mlx5_1:1, or "". `alone` means a job of one node. The ranks of such a job
     connect over loopback, which other machines can't reach.
     """
-    card = LOOPBACK_CARD if alone else card
-    settings = [
-        Setting(
-            "GLOO_SOCKET_IFNAME",
-            card,
-            "the card of the nodes' addresses; gloo would resolve the host name",
-        )
-    ]
+    words = {"card": LOOPBACK_CARD if alone else card, "ports": ports}
+    if kind:
+        has = f"{kind.name} has {kind.efa} EFA interfaces" if kind.efa else "the nodes have EFA"
+        words |= {"has": has, "network": RDMA.get(kind.fabric, "")}
+    return tuple(settings_of(_groups(kind, ports, alone), **words))
+
+
+def _groups(kind: NodeType | None, ports: str, alone: bool) -> Iterator[str]:
+    yield "any"
     if kind is None or kind.accelerator is None:
-        return tuple(settings)
-    if kind.accelerator.kind == "cuda":
-        settings.append(
-            Setting(
-                "NCCL_SOCKET_IFNAME",
-                f"={card}",
-                "NCCL meets on this card, never on docker0 (= means exactly this card)",
-            )
-        )
+        return
+    if kind.kind == "cuda" or not alone:
+        yield kind.kind
     if alone:
-        return tuple(settings)  # A single node needs no other card, and may lack an EFA interface.
-    if kind.accelerator.kind != "cuda":
-        settings.append(
-            Setting("CCOM_SOCKET_IFNAME", card, "Neuron's collectives meet on this card only")
-        )
+        return  # A single node needs no other card, and may lack an EFA interface.
     if kind.fabric == "efa":
-        settings += [*_efa(kind), *_left_out(kind)]
+        yield from ("efa", f"efa {kind.kind}", "efa unset", f"efa unset {kind.kind}")
+    elif kind.fabric in RDMA:
+        yield from ("verbs", *["ports"] * bool(ports), kind.fabric, "not efa")
     elif kind.owned:
-        settings += _verbs(kind.fabric, ports) if kind.fabric in RDMA else _plain(kind.fabric)
-    return tuple(settings)
-
-
-def _efa(kind: NodeType) -> Iterator[Setting]:
-    has = f"{kind.name} has {kind.efa} EFA interfaces" if kind.efa else "the nodes have EFA"
-    yield Setting("FI_PROVIDER", "efa", f"{has}; without them the job fails, instead of using TCP")
-    yield Setting(
-        "FI_EFA_USE_HUGE_PAGE",
-        "0",
-        "data loaders fork, and with EFA's huge pages os.fork runs out of memory",
-    )
-    if kind.kind == "neuron":
-        yield Setting(
-            "FI_EFA_USE_DEVICE_RDMA",
-            "1",
-            "Neuron's collectives write to the other node's memory directly",
-        )
-        yield Setting(
-            "FI_EFA_FORK_SAFE", "1", "kernels before 5.15 lose memory registrations at a fork"
-        )
-
-
-def _verbs(fabric: str, ports: str) -> Iterator[Setting]:
-    """Yields the settings for InfiniBand and RoCE, which NCCL uses without a plug-in."""
-    yield Setting(
-        "NCCL_NET",
-        "IB",
-        f"{RDMA[fabric]} through verbs; without it the job fails, instead of using TCP",
-    )
-    if ports:
-        why = (
-            f"the node's fastest active ports of {RDMA[fabric]} (= means exactly these), without a "
-            "slower port for storage or logins"
-        )
-        yield Setting("NCCL_IB_HCA", f"={ports}", why)
-    if fabric == "roce":
-        yield Setting(
-            "NCCL_IB_GID_INDEX", None, "NCCL finds the address of RoCE v2 since version 2.21"
-        )
-    yield Setting(
-        "FI_PROVIDER", None, "libfabric's, for EFA: with efa, NCCL fails on nodes without EFA"
-    )
-
-
-def _plain(fabric: str) -> Iterator[Setting]:
-    """Yields the settings for TCP, and for fleets without a network in their config."""
-    if fabric:
-        yield Setting(
-            "NCCL_IB_DISABLE",
-            "1",
-            "plain Ethernet: NCCL would use a card with RDMA, and fail at the switches",
-        )
-    else:
-        why = (
-            "the config names no network (fleet.accelerator.network): NCCL uses RDMA if it "
-            "finds a port, else TCP"
-        )
-        yield Setting("NCCL_NET", None, why)
-    yield Setting(
-        "FI_PROVIDER", None, "libfabric's, for EFA: with efa, NCCL fails on nodes without EFA"
-    )
-
-
-def _left_out(kind: NodeType) -> Iterator[Setting]:
-    yield Setting(
-        "FI_OFI_RXR_RX_COPY_UNEXP", None, "in recipes for libfabric 1.8 (2019); removed since"
-    )
-    yield Setting("FI_OFI_RXR_RX_COPY_OOO", None, "as above")
-    if kind.kind == "cuda":
-        yield Setting("NCCL_TREE_THRESHOLD", None, "in recipes for NCCL 2.4; NCCL 2.5 removed it")
-        yield Setting(
-            "NCCL_PROTO",
-            None,
-            "OFI-NCCL chooses by instance type since 1.7; `simple` would cost p5 and later "
-            "bandwidth",
-        )
-        yield Setting(
-            "FI_EFA_USE_DEVICE_RDMA",
-            None,
-            "on by default since libfabric 1.18, if the instance supports it",
-        )
+        yield from (kind.fabric or "unknown", "not efa")
 
 
 def fabric_environment(
     kind: NodeType | None, card: str, ports: str = "", alone: bool = False
 ) -> dict[str, str]:
     """Returns the variables to set, with their values."""
-    settings = fabric_settings(kind, card, ports, alone)
+    return values_of(fabric_settings(kind, card, ports, alone))
+
+
+def values_of(settings: Iterable[Setting]) -> dict[str, str]:
     return {setting.name: setting.value for setting in settings if setting.value is not None}
 
 

@@ -1,4 +1,5 @@
-"""Defines jobs, which every backend can run, and requests.
+"""Defines jobs, which every backend can run, with the environment of Neuron's software, and
+requests.
 
 Tokenizing and training are both jobs. A backend turns a job into a request, which contains exactly
 what will run. `make plan` prints the request, and the launcher executes it.
@@ -15,11 +16,14 @@ from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 from ..config import Config
+from ..config.neuron_limits import NATIVE, is_xla
+from ..config.precision import is_half
 from ..config.tokenizing import tokenizing
 from ..run import run_folder
+from ..storage import s3
 from ..trust.errors import InputError, RunError
 from ..trust.validation import Count, Name, Pattern, Range, fit
-from . import neuron_environment
+from .fabric_environment import Setting, settings_of, values_of
 
 Ranks = Annotated[int, Range(1, 2**20)]
 Variable = Annotated[str, Pattern("[A-Za-z_][A-Za-z0-9_]{0,199}")]
@@ -151,15 +155,60 @@ def train_job(config: Config) -> Job:
         (str(run.folder),),
         True,
         fleet.rendezvous_port,
-        neuron_environment.environment(config),
+        neuron_environment(config),
         fleet.secrets,
         image=_image(config),
-        ahead=neuron_environment.is_recorded(config),
+        ahead=is_recorded(config),
     )
 
 
 def _image(config: Config) -> str:
     return "" if config.fleet.container == "none" else config.fleet.container
+
+
+def neuron_settings(config: Config) -> tuple[Setting, ...]:
+    """Returns the variables that ranks need in addition to the fabric's. They are empty on
+    platforms without Neuron.
+    """
+    return tuple(settings_of(_neuron_groups(config), cache=cache(config)))
+
+
+def _neuron_groups(config: Config) -> Iterator[str]:
+    if is_xla(config):
+        yield from ("xla", *["xla compile only"] * config.train.compile_only)
+        yield from ("xla half" if is_half(config) else "xla fp32", "xla runtime")
+    elif config.fleet.platform == NATIVE:
+        yield from (*["native cache"] * compiles_ahead(config), "native")
+
+
+def neuron_environment(config: Config) -> dict[str, str]:
+    """Returns the variables to set, with their values."""
+    return values_of(neuron_settings(config))
+
+
+def is_recorded(config: Config) -> bool:
+    """Tells whether ranks only record their computation for neuron_parallel_compile to compile."""
+    return is_xla(config) and config.train.compile_only
+
+
+def compiles_ahead(config: Config) -> bool:
+    """Tells whether a separate job before training compiles the programs into a cache for all
+    nodes, because this takes long.
+    """
+    return is_xla(config) or (
+        config.fleet.platform == NATIVE and not cache(config).startswith(s3.SCHEME)
+    )
+
+
+def cache(config: Config) -> str:
+    """Returns the location of compiled programs for all nodes: a folder, or s3://bucket/prefix for
+    nodes without a shared disk.
+    """
+    shared, platform = config.fleet.shared_folder, config.fleet.platform
+    if shared and shared.startswith(s3.SCHEME):
+        return f"{shared.rstrip('/')}/compiled/{platform}"
+    compiled = run_folder.COMPILED
+    return f"{shared or compiled.parent.absolute()}/{compiled}/{platform}"
 
 
 WIDTH = 120  # maximum columns of a script's line, unless a word is longer

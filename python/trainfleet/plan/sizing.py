@@ -1,5 +1,5 @@
 """Sizes a fleet: computes the time and cost of a training for many numbers of nodes, and finds the
-size that meets a wish.
+size that meets a wish. Compares node types by a fleet of each type and tariff for the same tokens.
 """
 
 from __future__ import annotations
@@ -7,6 +7,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import log, log2
+from statistics import NormalDist
 
 from ..config import Config
 from ..config.goodput import foresee
@@ -14,6 +16,7 @@ from ..config.layout_search import KEYS, Choice, choose, ranked
 from ..config.precision import format_of
 from ..config.sizes import count_parameters, flops_per_token
 from ..hardware.accelerators import Accelerator
+from ..hardware.node_types import NodeType, Tariff
 from ..trust.errors import ConfigError, Problem
 from .estimate import Bill, spread_of
 
@@ -72,6 +75,32 @@ def sizes(config: Config, wish: Wish, bill: Bill | None) -> list[Size]:
     Raises:
         ConfigError: the device is unknown, or USD is given and the price is unknown.
     """
+    device = _sizable(config, wish, bill)
+    require_possible(config, wish)
+    found = [
+        size for nodes in _counts(config) if (size := size_of(config, nodes, wish, bill, device))
+    ]
+    if not found and wish.usd is not None and bill and bill.whole(1, 0.0) >= wish.usd:
+        what = (
+            f"${wish.usd:,.0f}: set-up and idle time of one node already cost "
+            f"${bill.whole(1, 0.0):,.0f}"
+        )
+        raise ConfigError.of("USD", what, next="raise USD, or lower fleet.idle_minutes")
+    if not found:
+        what = (
+            f"no number of nodes up to {LARGEST:,} holds the model and divides "
+            "train.global_batch_size"
+        )
+        raise ConfigError.of(
+            "train.parallelism",
+            what,
+            next="set a larger train.global_batch_size, or a smaller model",
+        )
+    return found
+
+
+def _sizable(config: Config, wish: Wish, bill: Bill | None) -> Accelerator:
+    """Returns the ranks' device. Raises ConfigError like `sizes`."""
     device = config.fleet.rank_device
     if device is None:
         kind = config.fleet.node_type
@@ -96,32 +125,12 @@ def sizes(config: Config, wish: Wish, bill: Bill | None) -> list[Size]:
             "give a number of nodes"
         )
         raise ConfigError.of("USD", what, next="make plan DAYS=... TOKENS=...")
-    require_possible(config, wish)
-    found = [
-        size for nodes in _counts(config) if (size := size_of(config, nodes, wish, bill, device))
-    ]
-    if not found and wish.usd is not None and bill and bill.whole(1, 0.0) >= wish.usd:
-        what = (
-            f"${wish.usd:,.0f}: set-up and idle time of one node already cost "
-            f"${bill.whole(1, 0.0):,.0f}"
-        )
-        raise ConfigError.of("USD", what, next="raise USD, or lower fleet.idle_minutes")
-    if not found:
-        what = (
-            f"no number of nodes up to {LARGEST:,} holds the model and divides "
-            "train.global_batch_size"
-        )
-        raise ConfigError.of(
-            "train.parallelism",
-            what,
-            next="set a larger train.global_batch_size, or a smaller model",
-        )
-    return found
+    return device
 
 
 def require_possible(config: Config, wish: Wish) -> None:
     """Raises ConfigError if TOKENS is less than one step, or more than any fleet can train on."""
-    step = config.train.global_batch_size * config.train.sequence_length
+    step = config.step_tokens
     if wish.tokens is None or step <= wish.tokens <= MOST_TOKENS:
         return
     bound = f"less than one step of {step:,} tokens"
@@ -219,19 +228,23 @@ def size_of(
     choices = ranked(replace(config, fleet=replace(config.fleet, nodes=nodes)), set(KEYS), device)
     if not choices:
         return None
-    choice, train = choose(choices), config.train
+    choice = choose(choices)
     useful = foresee(choice.config, choice.seconds).share
-    rate = train.global_batch_size * train.sequence_length / choice.seconds
+    rate = config.step_tokens / choice.seconds
     dollars = bill.hour(nodes) * 24 if bill else None  # per day
     tokens = _tokens(
         config, replace(wish, usd=wish.usd and wish.usd - around), rate * useful, dollars
     )
     days = tokens / (rate * useful) / DAY
-    peak = device.peak(format_of(choice.config)) * choice.config.world_size
-    mfu = rate * flops_per_token(config.model, train.sequence_length) / peak
+    mfu = _mfu(choice.config, rate, device)
     usd = None if dollars is None else around + days * dollars
     spread = spread_of(choice.step, device.fitted)
     return Size(nodes, choice, rate, mfu, useful, tokens, days, usd, spread)
+
+
+def _mfu(config: Config, rate: float, device: Accelerator) -> float:
+    peak = device.peak(format_of(config)) * config.world_size
+    return rate * flops_per_token(config.model, config.train.sequence_length) / peak
 
 
 def _tokens(config: Config, wish: Wish, rate: float, dollars: float | None) -> float:
@@ -239,7 +252,7 @@ def _tokens(config: Config, wish: Wish, rate: float, dollars: float | None) -> f
         return wish.tokens
     if wish.usd is not None and dollars:
         return rate * DAY * min(wish.days or math.inf, wish.usd / dollars)
-    return float(config.train.steps * config.train.global_batch_size * config.train.sequence_length)
+    return float(config.train.steps * config.step_tokens)
 
 
 def _in_time(size: Size, wish: Wish) -> bool:
@@ -298,3 +311,116 @@ def _up(value: float) -> str:
     """Rounds up to three digits, so that the suggested limit can be met."""
     digits = 10 ** (math.floor(math.log10(value)) - 2) if value > 0 else 1
     return f"{math.ceil(value / digits) * digits:.12g}"
+
+
+SURE = 0.9  # chance to meet DAYS from which a fleet need not grow
+# A normal distribution has four of five values within this many standard deviations.
+FOUR_OF_FIVE = NormalDist().inv_cdf(0.9)
+
+
+@dataclass(frozen=True)
+class Bid:
+    """A fleet of one node type at one tariff. `chance` is the probability of meeting DAYS, or None
+    without DAYS. `fitted`: the speed of its devices is fitted to published runs.
+    """
+
+    name: str
+    tariff: Tariff
+    size: Size
+    chance: float | None
+    fitted: bool
+
+
+def bids(config: Config, wish: Wish) -> list[Bid]:
+    """Returns a bid for each tariff of the config's node type that meets the wish's limits, except
+    DAYS. With DAYS, the fleet is the smallest with a chance of SURE, otherwise the one with the
+    best chance. Without DAYS, it is the knee (sizing.py).
+
+    Raises:
+        ConfigError: the type has no known price, or none of its fleets is possible.
+    """
+    row, device = config.fleet.node_type, config.fleet.rank_device
+    assert row and device
+    if not row.tariffs:
+        raise _none(row, "no price: it is not in EC2's on-demand list or its capacity block rates")
+    if not (found := list(_growing(config, wish, device))):
+        raise _none(row, "no tried number of nodes holds the model and divides the global batch")
+    priced = [
+        (tariff, sizes) for tariff in row.tariffs if (sizes := _affordable(found, tariff, wish))
+    ]
+    if not priced:
+        least = min((size.usd or 0.0) for size in found) * row.tariffs[-1].usd_per_hour
+        raise _none(row, f"costs at least ${least:,.0f}")
+    return [
+        Bid(row.name, tariff, size, chance(size, wish.days), device.fitted)
+        for tariff, sizes in priced
+        for size in [_chosen(sizes, wish.days)]
+    ]
+
+
+def _none(row: NodeType, why: str) -> ConfigError:
+    return ConfigError.of(row.name, why)
+
+
+def chance(size: Size, days: float | None) -> float | None:
+    """Returns the probability that the training ends within `days`. The logarithm of its time is
+    taken as normally distributed, with four of five values within the spread.
+    """
+    if days is None:
+        return None
+    return NormalDist().cdf(log(days / size.days) * FOUR_OF_FIVE / size.spread)
+
+
+def best(found: Sequence[Bid]) -> Bid:
+    """Returns the cheapest bid with a chance of SURE, or else the bid with the best chance."""
+    sure = [bid for bid in found if bid.chance is None or bid.chance >= SURE]
+    return min(sure, key=cost) if sure else max(found, key=lambda bid: bid.chance or 0.0)
+
+
+def cost(bid: Bid) -> tuple[float, float]:
+    """Returns a sort key: US dollars per token, then days."""
+    return bid.size.usd_per_billion or 0.0, bid.size.days
+
+
+def _growing(config: Config, wish: Wish, device: Accelerator) -> Iterator[Size]:
+    """Yields sizes in powers of two, at a price of $1 per node-hour, until a larger one can't be
+    better.
+    """
+    row, least = config.fleet.node_type, 0.0
+    alone = row is not None and not row.owned and not row.efa
+    for power in range(_first(config, wish, device), 1 if alone else LARGEST.bit_length()):
+        size = size_of(config, 2**power, Wish(tokens=wish.tokens), Bill(1.0), device)
+        if size is None:
+            continue
+        yield size
+        least = min(least or size.each, size.each)
+        met = chance(size, wish.days)
+        if size.each > KNEE * least if met is None else met >= SURE:
+            return
+
+
+def _first(config: Config, wish: Wish, device: Accelerator) -> int:
+    """Returns the power of two from which a fleet could meet DAYS at its peak FLOP/s."""
+    if wish.days is None or wish.tokens is None:
+        return 0
+    peak = device.peak(format_of(config)) * config.fleet.ranks_per_node
+    flops = wish.tokens * flops_per_token(config.model, config.train.sequence_length)
+    fastest = flops / (peak * wish.days * DAY)  # nodes
+    return int(log2(min(LARGEST, max(1.0, fastest))))
+
+
+def _affordable(found: Sequence[Size], tariff: Tariff, wish: Wish) -> list[Size]:
+    """Returns the sizes at the tariff's price that are within its limits and USD."""
+    priced = (replace(size, usd=(size.usd or 0.0) * tariff.usd_per_hour) for size in found)
+    return [
+        size
+        for size in priced
+        if size.nodes <= tariff.nodes
+        and size.days <= tariff.days
+        and (wish.usd is None or (size.usd or 0.0) <= wish.usd)
+    ]
+
+
+def _chosen(found: Sequence[Size], days: float | None) -> Size:
+    """Returns the size for a bid. The last size is the only one that may have a chance of SURE."""
+    return knee(found) if days is None else found[-1]

@@ -20,10 +20,9 @@ from ..config.speed import StepTime
 from ..config.speed_inputs import warnings
 from ..config.tables import read_table
 from ..hardware import node_types
-from ..plan import neuron_environment
 from ..plan.estimate import LIKELY_MEMORY, Estimate, tariff_of
 from ..plan.fabric_environment import fabric_settings
-from ..plan.job import Artifact, Request
+from ..plan.job import Artifact, Request, neuron_settings
 from ..plan.plan import Plan, degrees
 from ..run.run_folder import no_place, write_atomic
 from ..trust.errors import ConfigError
@@ -125,7 +124,7 @@ def describe(config: Config, derived: list[Derived], needs: Estimate) -> Iterato
     fabric = (
         fabric_settings(fleet.node_type, "<card>", alone=fleet.nodes == 1) if fleet.is_told else ()
     )
-    settings = (*fabric, *neuron_environment.settings(config))
+    settings = (*fabric, *neuron_settings(config))
     if settings:
         yield from ("", "environment")
         width = max(len(setting.name) for setting in settings)

@@ -12,9 +12,8 @@ from ..config import Config
 from ..config.layout_search import Choice
 from ..plan import sizing
 from ..plan.estimate import Bill
-from ..plan.machine_choice import SURE, Bid, best, cost
 from ..plan.plan import degrees
-from ..plan.sizing import DAY, Size, Wish, remark, shown
+from ..plan.sizing import DAY, SURE, Bid, Size, Wish, best, cost, remark, shown
 from .history import duration, percent, quantity, table
 from .plots import BLUE, INK, STYLE, note, save
 from .proposal import PARTS, hung, rough, span

@@ -27,9 +27,8 @@ from typing import Any
 import yaml
 
 from ...cloud import prices
-from ...cloud.api_errors import passing
-from ...cloud.calls import Calls
-from ...cloud.resource_types import Row, is_ours, tags_of
+from ...cloud.calls import Calls, Row, passing
+from ...cloud.resource_types import is_ours, tags_of
 from ...cloud.scheduler_template import NETWORK, SchedulerStack
 from ...cloud.template_storage import makes_file_system
 from ...config import Config

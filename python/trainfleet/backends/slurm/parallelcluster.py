@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ...cloud import checks, plan_text
-from ...cloud.api_errors import passing
-from ...cloud.calls import Calls
+from ...cloud.calls import Calls, passing
 from ...cloud.cloudformation import CONFIG
 from ...cloud.discovery import known, public_key
 from ...cloud.inventory import costing, surely
