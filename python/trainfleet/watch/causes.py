@@ -97,8 +97,8 @@ _NUMBERS = re.compile(  # text that no pattern depends on: long numbers, address
 class Sign:
     """A log pattern that indicates a cause, with its strength.
 
-    `cancels` marks patterns that retract an earlier error with this cause. `forestalls` marks
-    patterns that explain later hints at the cause, which are therefore ignored.
+    A leading `-` in `cause` marks patterns that retract an earlier error with this cause. A leading
+    `+` marks patterns that explain later hints at the cause, which are therefore ignored.
     """
 
     pattern: re.Pattern[str]
@@ -109,8 +109,6 @@ class Sign:
     about: tuple[str, ...]
     firm: bool = True
     closed: bool = False
-    cancels: bool = False
-    forestalls: bool = False
 
     @property
     def rank(self) -> tuple[int, bool]:
@@ -136,24 +134,15 @@ def signs() -> dict[str, tuple[Sign, ...]]:
 
 
 def _signs(entry: dict[str, Any]) -> Iterator[Sign]:
-    about = entry.get("about", [])
+    about = entry.get("about", ())
     words = (about,) if isinstance(about, str) else tuple(about)
-    cause = next(entry[key] for key in ("means", "cancels", "forestalls") if key in entry)
     weight = Weight[entry.get("weight", "hint").upper()]
     firm = entry.get("firm", True)
     for key in ("closed", "says"):
         closed = firm and (key == "closed" or weight == Weight.PROOF)
         for says in entry.get(key, ()):
-            yield Sign(
-                re.compile(says, re.MULTILINE),
-                cause,
-                weight,
-                words,
-                firm,
-                closed,
-                "cancels" in entry,
-                "forestalls" in entry,
-            )
+            pattern = re.compile(says, re.MULTILINE)
+            yield Sign(pattern, entry["means"], weight, words, firm, closed)
 
 
 def first_sign(by: tuple[str, ...], text: str) -> tuple[Sign, re.Match[str]] | None:
@@ -185,12 +174,6 @@ def firm_causes(by: tuple[str, ...], text: str) -> frozenset[str]:
 
 @functools.lru_cache(maxsize=4096)
 def _causes_of(by: tuple[str, ...], text: str) -> frozenset[str]:
-    every = (
-        sign
-        for group in by
-        for sign in signs().get(group, ())
-        if sign.firm and sign.weight >= Weight.WORD
-    )
-    return frozenset(
-        sign.cause for sign in every if not (sign.cancels or sign.forestalls) and sign.search(text)
-    )
+    every = (sign for group in by for sign in signs().get(group, ()))
+    telling = (sign for sign in every if sign.firm and sign.weight >= Weight.WORD)
+    return frozenset(sign.cause for sign in telling if sign.search(text))

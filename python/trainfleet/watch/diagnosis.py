@@ -77,6 +77,9 @@ OF_A_NODE = (
 )
 
 
+AGENTS = ((None, "agent"), (None, "node"))  # rank and kind of the writers that every node has
+
+
 @dataclass(frozen=True)
 class Diagnosis:
     """Explanation of a failure. `sure` means that it is certain enough to act on. `nodes` contains
@@ -132,29 +135,15 @@ def _nearer(best: Evidence, standing: Sequence[Evidence]) -> Evidence:
     the node counted an OOM kill. A storage failure becomes a disk failure if the kernel logged disk
     errors.
     """
+    kernel = [one for one in standing if one.writer[2] == "kernel" and one.node == best.node]
+    causes = {one.cause for one in kernel}
     if best.error and not best.firm and best.cause in TELLING:
-        complaints = [
-            one
-            for one in standing
-            if one.writer[2] == "kernel"
-            and one.node == best.node
-            and one.cause in ("storage", "disk")
-            and abs(one.time - best.time) < JUST_BEFORE
-        ]
-        return complaints[-1] if complaints else best
-    if best.cause == "killed" and any(
-        one.words.startswith("vmstat: oom_kill") and one.node == best.node for one in standing
-    ):
-        return replace(
-            best,
-            cause="host-memory",
-            words=f"{best.words}; the node's count of out-of-memory kills increased",
-        )
-    disk = any(
-        one.cause == "disk" and one.writer[2] == "kernel" and one.node == best.node
-        for one in standing
-    )
-    return replace(best, cause="disk") if best.cause == "storage" and disk else best
+        recent = [one for one in kernel if abs(one.time - best.time) < JUST_BEFORE]
+        return [best, *(one for one in recent if one.cause in ("storage", "disk"))][-1]
+    if best.cause == "killed" and any(one.words.startswith("vmstat: oom_kill") for one in kernel):
+        words = f"{best.words}; the node's count of out-of-memory kills increased"
+        return replace(best, cause="host-memory", words=words)
+    return replace(best, cause="disk") if best.cause == "storage" and "disk" in causes else best
 
 
 def _uncancelled(evidence: Sequence[Evidence]) -> list[Evidence]:
@@ -186,39 +175,32 @@ def settle(evidence: Sequence[Evidence]) -> list[Evidence]:
 
 def _last_words(mine: list[Evidence]) -> list[Evidence]:
     errors = [one for one in mine if one.error]
-    if not errors:
+    last = _telling(errors) if errors else None
+    if last is None or last.weight == Weight.VICTIM:
         return mine
+    said = [one for one in mine if not one.error]
+    proof = [one for one in said if one.weight == Weight.PROOF]
+    if last.firm:
+        explained = [one for one in said if (one.cause, last.cause) in EXPLAINS]
+        return [*proof, *explained, last]
+    recent = [one for one in said if one.time > last.time - JUST_BEFORE]
+    explained = [one for one in recent if one.weight >= last.weight]
+    return [*proof, *explained] if explained else [last, *said]
+
+
+def _telling(errors: list[Evidence]) -> Evidence:
+    """Returns the most specific of a process's last exceptions, or else the last exception that
+    named a cause.
+    """
     end = max(errors, key=lambda one: one.index)
     last = max(
         (one for one in errors if one.time > end.time - TOGETHER),
         key=lambda one: (one.weight, one.firm, one.cause != "unknown", one.index),
     )
-    if last.cause == "unknown":  # An earlier exception that named a cause takes precedence.
-        last = next(
-            (
-                one
-                for one in reversed(errors)
-                if one.cause != "unknown" and one.weight > Weight.VICTIM
-            ),
-            last,
-        )
-    if last.weight == Weight.VICTIM:
-        return mine
-    said = [one for one in mine if not one.error]
-    if last.firm:
-        return [
-            *(
-                one
-                for one in said
-                if one.weight == Weight.PROOF or (one.cause, last.cause) in EXPLAINS
-            ),
-            last,
-        ]
-    proof = [one for one in said if one.weight == Weight.PROOF]
-    explained = [
-        one for one in said if one.weight >= last.weight and one.time > last.time - JUST_BEFORE
-    ]
-    return [*proof, *(one for one in explained if one not in proof)] if explained else [last, *said]
+    if last.cause != "unknown":
+        return last
+    named = [one for one in errors if one.cause != "unknown" and one.weight > Weight.VICTIM]
+    return [last, *named][-1]
 
 
 def _find(
@@ -254,42 +236,42 @@ def _whom(
     best: Evidence, standing: Sequence[Evidence], record: Record, counted: Counter[int], nodes: int
 ) -> tuple[int | None, int | None, str]:
     """Returns the node and rank to blame, and the reason in words."""
-    named = record.book.node_of(best.groups.get("peer"))
     if best.cause == "victim":
         return most_blamed(counted), None, _loss(standing, counted) or best.words
-    if (
-        best.cause == "hang"
-        and best.weight == Weight.HINT
-        and "rank" not in best.groups
-        and best.writer[2] != "watch"
-    ):
-        return _who_hangs(best, standing, record)
     if (rank := untrusted_input.whole(best.groups.get("rank", ""), MOST)) is not None:
-        ended = ENDED.search(best.words) and " on node " not in best.words
-        # Lines from outside observers, or about a process that was killed or exited, refer to the
-        # writer's node.
-        here = best.writer[2] in OUTSIDE or best.cause == "killed" or ended
-        return record.homes.get(rank, best.node if here else None), rank, best.words
+        return record.homes.get(rank, _home(best)), rank, best.words
+    if best.cause == "hang" and best.weight == Weight.HINT and best.writer[2] != "watch":
+        return _who_hangs(best, standing, record)
     if best.cause == "rendezvous":
         alike = any(one.cause == best.cause and one.writer != best.writer for one in standing)
         return (*_absent(best, record, nodes, alike), best.words)
-    if "peer" in best.groups and best.cause in ("lost-node", "preempted", "host-memory"):
-        return (
-            named if named is not None or best.cause != "host-memory" else best.node,
-            None,
-            best.words,
-        )
-    blamed = most_blamed(counted)
-    if (
-        best.cause == "fabric"
-        and "peer" in best.groups
-        and blamed is not None
-        and counted[blamed] > 1
-    ):
-        return blamed, None, best.words
+    return (*_accused(best, standing, record, counted), best.words)
+
+
+def _home(best: Evidence) -> int | None:
+    """Returns the node of a rank that the line names, if it is the writer's node: lines from
+    outside observers, or about a process that was killed or exited.
+    """
+    ended = ENDED.search(best.words) and " on node " not in best.words
+    here = best.writer[2] in OUTSIDE or best.cause == "killed" or ended
+    return best.node if here else None
+
+
+def _accused(
+    best: Evidence, standing: Sequence[Evidence], record: Record, counted: Counter[int]
+) -> tuple[int | None, int | None]:
+    """Returns the node and rank to blame for a line that names no rank."""
+    peer, blamed = best.groups.get("peer"), most_blamed(counted)
+    named = record.book.node_of(peer)
+    if peer and best.cause == "host-memory" and named is None:
+        return best.node, None
+    if peer and best.cause in ("lost-node", "preempted", "host-memory"):
+        return named, None
+    if peer and best.cause == "fabric" and blamed is not None and counted[blamed] > 1:
+        return blamed, None
     if best.cause == "code" and "mismatch between collectives" in best.words:
-        return None, None, best.words
-    return best.node, _rank_of(best, standing, record), best.words
+        return None, None
+    return best.node, _rank_of(best, standing, record)
 
 
 def _rank_of(best: Evidence, standing: Sequence[Evidence], record: Record) -> int | None:
@@ -298,23 +280,16 @@ def _rank_of(best: Evidence, standing: Sequence[Evidence], record: Record) -> in
     """
     if best.rank is not None or best.cause in OF_A_NODE:
         return best.rank
-    if (match := _PID.search(best.words)) and (
-        rank := record.book.pids.get((best.node, int(match[1])))
-    ) is not None:
+    match = _PID.search(best.words)
+    if match and (rank := record.book.pids.get((best.node, int(match[1])))) is not None:
         return rank
     if match := _RANK.search(best.words):
         return untrusted_input.whole(match[match.lastindex or 0], MOST)
     if best.writer[2] != "kernel":
         return record.book.failed.get(best.node)
-    ranks = [
-        one
-        for one in standing
-        if one.rank is not None
-        and one.node == best.node
-        and one.weight > Weight.VICTIM
-        and one is not best
-    ]
-    return min(ranks, key=lambda one: one.time).rank if ranks else None
+    mine = (one for one in standing if one.node == best.node and one.rank is not None)
+    failed = [(one.time, one.rank) for one in mine if one.weight > Weight.VICTIM]
+    return min(failed)[1] if failed else None
 
 
 def _loss(standing: Sequence[Evidence], counted: Counter[int]) -> str:
@@ -341,11 +316,8 @@ def _absent(
     A missing node has no log lines from ranks. `alike` specifies whether other writers report the
     same failure.
     """
-    here = {node for node in record.homes.values() if node is not None} | {
-        node
-        for node, rank, who in record.streams
-        if rank is None and node is not None and who in ("agent", "node")
-    }
+    agents = {node for node, rank, who in record.streams if (rank, who) in AGENTS}
+    here = {node for node in {*record.homes.values(), *agents} if node is not None}
     if "joined" not in best.groups:
         return (best.node, best.rank) if best.rank is not None and not alike else (None, None)
     joined, every = (

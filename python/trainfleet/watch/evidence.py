@@ -81,9 +81,7 @@ def meant(who: str, text: str) -> Found | None:
     text = stated(text)
     if not any(word in text for group in by for word in _words(group)):
         return implied(text, by)
-    found = first_sign(by, text)
-    if (told := implied(text, by)) and (found is None or found[0].weight < told[0].weight):
-        found = told
+    found = heavier(first_sign(by, text), implied(text, by))
     # Schedulers join multiple reasons with " - ".
     if found is None and who == "agent" and (parts := text.split(" - ")[1:]):
         return next(filter(None, (first_sign(by, part) for part in parts)), None)
@@ -122,7 +120,7 @@ def implied(text: str, by: tuple[str, ...]) -> Found | None:
         rank = f" of rank {match['rank']}" if match["rank"] else ""
         return first_sign(("exit",), f"signal {abs(code) if code < 128 else code - 128}{rank}")
     if PARTING.search(text):
-        return _unsure(first_sign((*by, "error"), text))
+        return _mild(first_sign((*by, "error"), text), Weight.WORD)
     if not COMPLAINT.search(text):
         return None
     named = QUOTED.search(text)
@@ -132,10 +130,6 @@ def implied(text: str, by: tuple[str, ...]) -> Found | None:
         else None
     )
     return _mild(firmer(inner, first_sign((*by, "error"), text)) or inner)
-
-
-def _unsure(found: Found | None) -> Found | None:
-    return found and (replace(found[0], firm=False, closed=False), found[1])
 
 
 def firmer(inner: Found | None, whole: Found | None) -> Found | None:
@@ -149,6 +143,11 @@ def firmer(inner: Found | None, whole: Found | None) -> Found | None:
     )
 
 
+def heavier(found: Found | None, other: Found | None) -> Found | None:
+    """Returns the stronger match, or `found` if both are equally strong."""
+    return max(filter(None, (found, other)), key=lambda one: one[0].weight, default=None)
+
+
 def stated(text: str) -> str:
     """Returns the text without the guesses at causes that some libraries append, because patterns
     would match them.
@@ -157,10 +156,10 @@ def stated(text: str) -> str:
     return text[: match.start()] if match else text
 
 
-def _mild(found: Found | None) -> Found | None:
-    """Downgrades a logged error to a hint, because the program may have recovered."""
+def _mild(found: Found | None, most: Weight = Weight.HINT) -> Found | None:
+    """Limits a logged error's weight, because the program may have recovered."""
     return found and (
-        replace(found[0], weight=min(found[0].weight, Weight.HINT), firm=False, closed=False),
+        replace(found[0], weight=min(found[0].weight, most), firm=False, closed=False),
         found[1],
     )
 
@@ -259,7 +258,7 @@ Writer = tuple[int | None, int | None, str]
 
 @dataclass(frozen=True)
 class Evidence:
-    """A cause that a log line indicates. `node` and `rank` are to blame; `writer` wrote the line.
+    """A cause that a log line indicates. `rank` is to blame; `writer` wrote the line.
 
     `error` marks a process's exception. `firm` means that the line states the cause. Otherwise, the
     cause is inferred because no other one fits. `closed` means that the line is unambiguous.
@@ -267,11 +266,9 @@ class Evidence:
 
     weight: Weight
     cause: str
-    time: float
     line: LogLine
     writer: Writer
     index: int  # the line's index within its node's lines
-    node: int | None
     rank: int | None
     words: str
     error: bool = False
@@ -280,6 +277,14 @@ class Evidence:
     guessed: bool = False  # whether the exception matches no pattern in the catalogue
     # text captured by the pattern's groups: peer, rank, pid, joined, all
     groups: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def node(self) -> int | None:
+        return self.writer[0]
+
+    @property
+    def time(self) -> float:
+        return self.line.time
 
 
 @dataclass
@@ -309,9 +314,7 @@ class Record:
         return {rank: node for node, rank, _ in self.streams if rank is not None}
 
 
-def signed(
-    sign: Found, line: LogLine, time: float, writer: Writer, index: int, words: str
-) -> Evidence:
+def signed(sign: Found, line: LogLine, writer: Writer, index: int, words: str) -> Evidence:
     """Creates evidence from a pattern match. A rank's own line is proof only of the causes busy and
     preempted.
     """
@@ -320,23 +323,8 @@ def signed(
     if weight == Weight.PROOF and writer[2] == "rank" and what.cause not in ("busy", "preempted"):
         weight, closed = Weight.WORD, False
     groups = {key: value for key, value in match.groupdict().items() if value}
-    cause = (
-        f"-{what.cause}" if what.cancels else f"+{what.cause}" if what.forestalls else what.cause
-    )
-    return Evidence(
-        weight,
-        cause,
-        time,
-        line,
-        writer,
-        index,
-        writer[0],
-        writer[1],
-        words,
-        firm=what.firm,
-        closed=closed,
-        groups=groups,
-    )
+    found = Evidence(weight, what.cause, line, writer, index, writer[1], words)
+    return replace(found, firm=what.firm, closed=closed, groups=groups)
 
 
 def survived(evidence: Evidence, record: Record) -> bool:

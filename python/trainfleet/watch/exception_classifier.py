@@ -10,7 +10,17 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from .causes import Weight, firm_causes, first_sign
-from .evidence import Evidence, ProcessLines, Writer, firmer, implied, signed, stated
+from .evidence import (
+    Evidence,
+    Found,
+    ProcessLines,
+    Writer,
+    firmer,
+    heavier,
+    implied,
+    signed,
+    stated,
+)
 from .tracebacks import BUGS, PROGRAM, PrintedException
 
 RESTORING = re.compile(
@@ -71,51 +81,38 @@ def errors(writer: Writer, stream: ProcessLines) -> Iterator[Evidence]:
 
 
 def _error(writer: Writer, block: PrintedException, root: bool) -> Evidence:
-    line = block.line
+    line, text = block.line, numbered(stated(block.text))
     by = ("error", "library", "any") if line.who == "rank" else ("error", "library", "any", "agent")
-    node, rank, _ = writer
-    blank = Evidence(
-        Weight.WORD,
-        "unknown",
-        line.time,
-        line,
-        writer,
-        block.index,
-        node,
-        rank,
-        block.message[0],
-        True,
-        False,
-    )
-    text = numbered(stated(block.text))
     if last := _LAST.search(text):  # the NCCL warning that the exception quotes
         text = f"{text[: last.start()]}\nNCCL WARN {last[1]}"
-    sign = firmer(
-        first_sign(by, stated(block.inner)) if block.inner else None, first_sign(by, text)
-    )
-    if (
-        block.bare
-        and (told := implied(block.text, by))
-        and (sign is None or sign[0].weight < told[0].weight)
-    ):
-        sign = told
+    sign = firmer(first_sign(by, stated(block.inner)), first_sign(by, text))
+    if block.bare:
+        sign = heavier(sign, implied(block.text, by))
     where = first_sign(("frame",), block.where)
-    if sign and not sign[0].firm and where and sign[0].cause in WIDE and "[Errno " not in text:
+    if sign and where and not sign[0].firm and sign[0].cause in WIDE and "[Errno " not in text:
         sign = None  # The frame is more specific about what failed.
     if sign and (sign[0].firm or block.name not in BUGS):
-        # The pattern may require the prefix that the exception's quote lacks.
-        lines = (one for one in block.message if sign[0].search(f"{one}\nNCCL WARN {one}"))
-        said = next(lines, block.message[0])
-        found = replace(signed(sign, line, line.time, writer, block.index, said), error=True)
-        if len(firm_causes(by, stated(block.text))) > 1:
-            found = replace(found, firm=False, closed=False)
-        cause = _handled(found.cause, found.firm, block)
-        return replace(found, cause=cause, closed=found.closed and cause == found.cause)
+        return _named(sign, writer, block, by)
+    blank = Evidence(
+        Weight.WORD, "unknown", line, writer, block.index, writer[1], block.message[0], True, False
+    )
     if where:
         return replace(blank, cause=where[0].cause)
     if block.bare or block.aside:
         blank = replace(blank, weight=Weight.HINT)
     return replace(_guess(blank, block, text, root), guessed=True)
+
+
+def _named(sign: Found, writer: Writer, block: PrintedException, by: tuple[str, ...]) -> Evidence:
+    """Creates evidence from the pattern that an exception matches."""
+    # The pattern may require the prefix that the exception's quote lacks.
+    lines = (one for one in block.message if sign[0].search(f"{one}\nNCCL WARN {one}"))
+    said = next(lines, block.message[0])
+    found = replace(signed(sign, block.line, writer, block.index, said), error=True)
+    if len(firm_causes(by, stated(block.text))) > 1:
+        found = replace(found, firm=False, closed=False)
+    cause = _handled(found.cause, found.firm, block)
+    return replace(found, cause=cause, closed=found.closed and cause == found.cause)
 
 
 def numbered(text: str) -> str:

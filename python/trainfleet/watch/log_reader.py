@@ -30,6 +30,7 @@ _FAILED = re.compile(
     r"|MPI_ABORT was invoked on rank (\d+)\b|mpi\S+ noticed that process rank (\d+)\b"
     r"|\s+Process name: \[\[\d+,\d+\],\s*(\d+)\]"
 )
+AGENTS = ("agent", "node")  # writers that print launchers' reports
 _EXITS = {
     "9": ("killed", Weight.WORD),
     "11": ("code", Weight.WORD),
@@ -80,41 +81,36 @@ def _read_node(record: Record, lines: list[LogLine], shifts: list[float]) -> Non
     report, own = TorchrunReport(), learned(line.text for line in lines)
     for index, (line, shift) in enumerate(zip(lines, shifts, strict=True)):
         prefixed, text = (None, line.text) if line.who in OUTSIDE else strip(line.text, own)
-        rank = line.rank if line.rank is not None else prefixed
-        writer: Writer = (
-            line.node,
-            rank,
-            line.who if line.who in OUTSIDE or rank is None else "rank",
-        )
-        if rank is None and line.who == "agent" and (stamp := KERNEL.match(text)):
-            writer, text = (line.node, None, "kernel"), text[stamp.end() :]
-        stream, time = record.streams[writer], line.time + shift
-        if (
-            TRACEBACK in text
-            and writer[2] == "agent"
-            and (sign := first_sign(("agent",), text.partition(TRACEBACK)[0]))
-        ):
-            # Text before the traceback is a scheduler message that quotes the program.
-            stream.signed.append(signed(sign, line, time, writer, index, text.strip()))
+        rank = prefixed if line.rank is None else line.rank
+        who = line.who if rank is None or line.who in OUTSIDE else "rank"
+        if rank is None and who == "agent" and (stamp := KERNEL.match(text)):
+            who, text = "kernel", text[stamp.end() :]
         if shift:
-            line = replace(line, time=time)
-        if stream.tracebacks.base is not None and stream.tracebacks.take(line, index, text):
-            continue
-        record.book.note(line.node, rank, text)
-        if (
-            rank is None
-            and writer[2] != "kernel"
-            and (found := report.take(line, index, time, text, record.book))
-        ):
-            stream.signed += found
-        elif writer[2] not in OUTSIDE and stream.tracebacks.take(line, index, text):
-            continue
-        elif sign := meant(
-            "agent" if line.who == "agent" and writer[2] == "rank" else writer[2], text
-        ):
-            stream.signed.append(signed(sign, line, time, writer, index, text.strip()))
-        else:
-            _note_life(record, stream, writer, index, time, text)
+            line = replace(line, time=line.time + shift)
+        _read_line(record, report, line, (line.node, rank, who), index, text)
+
+
+def _read_line(
+    record: Record, report: TorchrunReport, line: LogLine, writer: Writer, index: int, text: str
+) -> None:
+    """Classifies a line. `text` follows the line's prefixes."""
+    stream, (node, rank, who) = record.streams[writer], writer
+    # Text before the traceback is a scheduler message that quotes the program.
+    before = text.partition(TRACEBACK)[0] if who == "agent" and TRACEBACK in text else ""
+    if sign := first_sign(("agent",), before):
+        stream.signed.append(signed(sign, line, writer, index, text.strip()))
+    if stream.tracebacks.base is not None and stream.tracebacks.take(line, index, text):
+        return
+    record.book.note(node, rank, text)
+    if who in AGENTS and (found := report.take(line, writer, index, text, record.book)):
+        stream.signed += found
+        return
+    if who not in OUTSIDE and stream.tracebacks.take(line, index, text):
+        return
+    if sign := meant(line.who if who == "rank" else who, text):
+        stream.signed.append(signed(sign, line, writer, index, text.strip()))
+    else:
+        _note_life(record, stream, writer, index, line.time, text)
 
 
 def _note_life(
@@ -141,7 +137,9 @@ class TorchrunReport:
     entry: int = 0
     rank: int | None = None
 
-    def take(self, line: LogLine, index: int, time: float, text: str, book: Book) -> list[Evidence]:
+    def take(
+        self, line: LogLine, writer: Writer, index: int, text: str, book: Book
+    ) -> list[Evidence]:
         """Returns the evidence in a line, or [] if the line is not part of the report or shows no
         cause.
         """
@@ -156,20 +154,7 @@ class TorchrunReport:
                 book.pids.setdefault((line.node, int(match[3])), self.rank)
             if self.entry == 0 and match[1] and (fate := _EXITS.get(match[2])):
                 words = f"rank {self.rank} was killed by signal {match[2]}"
-                writer: Writer = (line.node, None, line.who)
                 # The report does not show who killed the rank.
-                return [
-                    Evidence(
-                        fate[1],
-                        fate[0],
-                        time,
-                        line,
-                        writer,
-                        index,
-                        line.node,
-                        self.rank,
-                        words,
-                        firm=fate[0] != "killed",
-                    )
-                ]
+                found = Evidence(fate[1], fate[0], line, writer, index, self.rank, words)
+                return [replace(found, firm=fate[0] != "killed")]
         return []

@@ -18,8 +18,8 @@ _POINTED = re.compile(r"-+> ?\d+(?: |$)|-{20}")  # IPython's arrow to the line t
 _BARE = re.compile(
     r"(?:error: )?(?:[A-Za-z_]\w*\.)*_?[A-Z]\w*"
     r"(?:Error|Exception|Interrupt|Exit|Failure|Fault|Invalid|Expired)\b"
-    r"(?: \(see above for traceback\))?(?: *$|:)|\w+\(\): |Fatal Python error: |(?:[Ee]rror|Exception): "
-    r"(?!ErrImage|ImagePull)|(?:\w+\.)+(?:exc|errors|exceptions)\.[A-Z]\w+: "
+    r"(?: \(see above for traceback\))?(?: *$|:)|\w+\(\): |Fatal Python error: "
+    r"|(?:[Ee]rror|Exception): (?!Err|Image)|(?:\w+\.)+(?:exc|errors|exceptions)\.[A-Z]\w+: "
 )
 # traceback frame without a preceding header
 _HEADLESS = re.compile(r'\s+File "[^"]+", line \d+, in \S+$')
