@@ -229,7 +229,7 @@ def test_strange_names_and_damaged_files_are_rows_with_their_reasons(
     everything: Everything,
 ) -> None:
     root = everything.root
-    for name in ("<b>bold</b>", "a&b=c #1", "red\x1b[31m"):
+    for name in ("<b>bold", "a&b=c #1", "red\x1b[31m"):
         make_run(root, name=name, done=20, model=None).results.write_text('{"status": "finished"}')
     raw = root / os.fsdecode(b"raw\xff")
     raw.mkdir()
@@ -253,7 +253,7 @@ def test_strange_names_and_damaged_files_are_rows_with_their_reasons(
     assert set(unreadable) == {*results, *metrics, "huge", "linked"}
     assert unreadable["nan"] == "nan/results.json:1: NaN is not a finite number"
     assert unreadable["linked"] == "linked/metrics.jsonl: is a link, not a file"
-    assert {"<b>bold</b>", "a&b=c #1", r"red\x1b[31m", r"raw\udcff"} <= set(found)
+    assert {"<b>bold", "a&b=c #1", r"red\x1b[31m", r"raw\udcff"} <= set(found)
     for run in found.values():
         told = everything.json("/curves.json", f"run={run['id']}")
         assert ("fault" in told) == (run["status"] == "unreadable"), run

@@ -113,7 +113,7 @@ function fill(made, run) {
   if (said === made.said) return;
   made.said = said;
   made.label.textContent = run.name;
-  made.sub.textContent = [run.model, isNumber(run.nodes) && `${run.nodes} node${run.nodes > 1 ? "s" : ""}`, isNumber(run.step) && (run.step === run.steps ? `${whole(run.step)} steps` : `step ${whole(run.step)} / ${whole(run.steps)}`)].filter(Boolean).join(" · ");
+  made.sub.textContent = [run.model, isNumber(run.nodes) && `${run.nodes} node${run.nodes > 1 ? "s" : ""}`, isNumber(run.step) && (run.step === run.steps ? `${whole(run.step)} steps` : `step ${quantity(run.step)} / ${quantity(run.steps)}`)].filter(Boolean).join(" · ");
   Object.assign(made.note, {textContent: run.note || "", className: ["running", "not started"].includes(run.status) ? "" : "bad"});
   Object.assign(made.cells[1].firstChild, {textContent: run.status, className: run.status});
   made.last.replaceChildren(...links(run));
@@ -268,7 +268,7 @@ class Chart {
       const kept = ys.map((y, index) => [xs[index], y]).filter(([, y]) => !isLog || y > 0);
       const curve = (points, kind) => paint(draw("path", {class: `curve ${kind}`, d: points.map(([x, y], index) => `${index ? "L" : "M"}${at(x).toFixed(1)} ${up(y).toFixed(1)}`).join("")}), id);
       if (SMOOTHED.includes(this.name) && kept.length > 50) over.prepend(curve(kept, "raw")), over.append(curve(smooth(kept), ""));
-      else over.append(curve(kept, kept.length > 500 ? "fine" : ""));
+      else over.append(curve(kept, this.name === "grad_norm" && kept.length > 500 ? "fine" : ""));
       if (kept.length && kept.length < 13) over.append(...kept.map(([x, y]) => paint(draw("circle", {cx: at(x), cy: up(y), r: 2.5}), id)));
     }
     this.above = draw("g", {});

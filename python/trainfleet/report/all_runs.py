@@ -114,9 +114,7 @@ class AllRuns:
         return shown(str(error).partition("\n")[0].replace(f"{self.root}/", ""))
 
     def curves(self, query: Query) -> Record:
-        """Returns a run's curves from step `begin` to step `end`, or the reason why there are
-        none.
-        """
+        """Returns a run's curves from step `begin` to step `end`, or why they can't be read."""
         run, *_ = self._runs(query)
         ends = [untrusted_input.whole(query.get(name, [""])[0]) for name in ("begin", "end")]
         try:
