@@ -82,7 +82,7 @@ sample: .venv/.stamp ## continue a text with the model [PROMPT TEMPERATURE]
 runs: .venv/.stamp ## list all runs here, one per line
 	@.venv/bin/python -m trainfleet runs
 
-watch: .venv/.stamp ## serve the report while a run trains [PORT]
+watch: .venv/.stamp ## serve a page of all runs, or of one [RUN PORT]
 	@.venv/bin/python -m trainfleet watch
 
 compare: .venv/.stamp ## compare runs and plot their curves [RUNS='one another']

@@ -1,17 +1,23 @@
-"""report.html in a real headless Chromium: nothing on its console, no text on other text, nothing beyond the window's edges."""
+"""report.html and the page of all runs in a real headless Chromium: nothing on their consoles, no text on other text, nothing
+beyond the window's edges; and all that the page of all runs is clicked and dragged for."""
 
 from __future__ import annotations
 
 import html as markup
 import json
+import os
 import re
 import subprocess
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from drills.browser import Browser
 from requirement import need_program
-from trainfleet.report import html
+from trainfleet.report import all_runs, html
+from trainfleet.report.server import Server
 from unit.report_runs import make_run
 
 LOOK = """<script>
@@ -98,3 +104,152 @@ def test_the_look_sees_text_on_text_and_beyond_the_edge(tmp_path: Path) -> None:
     )
     found = look(page, 1200, False, tmp_path / "profile")
     assert found["over"] == [["one text", "another"]] and found["outside"] == ["far"]
+
+
+RUNS, POINTS = 300, 20_000
+# Texts of the header and of the curves that lie on each other, or beyond the window.
+CROWDED = """(() => {
+  const boxes = [], found = [];
+  for (const text of document.querySelectorAll("body > header *, #side h2, #side button, #side li > *, svg text")) {
+    const r = text.getBoundingClientRect();
+    if (text.children.length === 0 && text.textContent.trim() && r.width > 1) boxes.push([r.left, r.top, r.right, r.bottom, text.textContent]);
+  }
+  boxes.forEach((a, i) => boxes.slice(i + 1).forEach(b => {
+    if (Math.min(a[2], b[2]) - Math.max(a[0], b[0]) > 1.5 && Math.min(a[3], b[3]) - Math.max(a[1], b[1]) > 4) found.push([a[4], b[4]]);
+  }));
+  return [found, boxes.filter(b => b[0] < 0 || b[2] > innerWidth + 1).map(b => b[4]), document.documentElement.scrollWidth - innerWidth];
+})()"""
+ROWS = "document.querySelectorAll('tbody tr').length"
+FIRST = "document.querySelector('tbody tr label').textContent"
+
+
+@pytest.fixture(scope="module")
+def all_of_them(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a page of many runs, whose long metrics are one file."""
+    root = tmp_path_factory.mktemp("many") / "runs"
+    for number in range(RUNS):
+        status = "failed" if number % 7 == 3 else "finished"
+        run = make_run(
+            root,
+            name=f"run-{number:03d}",
+            done=5,
+            status=status,
+            usd=number * 1.5,
+            nodes=1 + number % 8,
+            total_steps=POINTS,
+        )
+        run.metrics.unlink()
+        if not number:
+            lines = ({"step": step, "loss": 9 - 7 * step / POINTS, "grad_norm": 30 if step == 5_000 else 1.0, "lr": 1e-3,
+                      "tokens_per_second": 1e6, "tokens": step * 4096, "span": 0.5} for step in range(1, POINTS + 1))  # fmt: skip
+            run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        else:
+            os.link(root / "run-000/metrics.jsonl", run.metrics)
+    make_run(root, name="<img src=x onerror=alert(1)>", done=20)
+    make_run(root, name="begins", done=0, status="running", unattended=True)
+    server = Server(all_runs.page, 0, all_runs.AllRuns(root).routes)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server.link
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser(tmp_path_factory.mktemp("profile")) as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("width", "dark"), [(1440, False), (1440, True), (390, False), (390, True)]
+)
+def test_the_page_of_all_runs_reads_well(
+    browser: Browser, all_of_them: str, width: int, dark: bool, tmp_path: Path
+) -> None:
+    browser.show(width, dark=dark)
+    browser.open(all_of_them)
+    browser.wait(f"{ROWS} === {RUNS}")
+    browser.eval("document.querySelector('tbody tr label').click()")
+    for name in ("run-000", "run-003", "run-299"):
+        browser.click(f"#run-{name}")
+    browser.wait("document.querySelectorAll('figure:not([hidden]) .curve').length >= 12")
+    browser.picture(tmp_path / "page.png")
+    assert browser.eval(CROWDED) == [[], [], 0]
+    paper = browser.eval("getComputedStyle(document.body).backgroundColor")
+    assert paper == ("rgb(13, 17, 23)" if dark else "rgb(255, 255, 255)")
+    assert browser.said == []
+    browser.click("#clear")
+
+
+def test_the_list_is_there_in_a_second_and_sorts_and_filters(
+    browser: Browser, all_of_them: str
+) -> None:
+    browser.show(1440)
+    browser.open(all_of_them)
+    browser.wait(f"{ROWS} === {RUNS}")
+    painted = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
+    listed = "performance.getEntriesByType('resource').find(one => one.name.endsWith('/runs.json')).responseEnd"
+    assert browser.eval(painted) < 1000 and browser.eval(listed) < 1000
+    browser.click("th.usd button")
+    assert (
+        browser.eval(FIRST) == "run-299"
+        and browser.eval("document.querySelector('th.usd').ariaSort") == "descending"
+    )
+    browser.click("th.name button")
+    assert browser.eval(FIRST) == "<img src=x onerror=alert(1)>"
+    search = "(word => { const box = document.querySelector('#filter'); box.value = word; box.oninput(); })"
+    browser.eval(f"{search}('run-00 failed')")
+    assert browser.eval(ROWS) == 1 and browser.eval(FIRST) == "run-003"
+    browser.eval(f"{search}('starting')")
+    assert browser.eval(FIRST) == "begins"
+    browser.eval(f"{search}('')")
+    assert browser.said == []
+
+
+def test_curves_have_values_under_the_cursor_and_are_magnified(
+    browser: Browser, all_of_them: str
+) -> None:
+    browser.show(1440)
+    browser.open(all_of_them)
+    browser.wait(f"{ROWS} === {RUNS}")
+    browser.click("#run-run-001")
+    browser.wait("document.querySelectorAll('figure:not([hidden]) .curve').length >= 4")
+    left, top, width, height = browser.eval(
+        "(r => [r.left, r.top, r.width, r.height])(document.querySelector('svg').getBoundingClientRect())"
+    )
+    middle = left + 46 + (width - 54) / 2
+    browser.mouse("Moved", middle, top + height / 2)
+    tip = browser.eval("document.querySelector('.tip').innerText")
+    assert re.search(r"^Step (9,9|10,0)\d\d\s+run-001\s+5\.\d{3}$", tip), tip
+    browser.mouse("Pressed", middle, top + 80, button="left", clickCount=1)
+    browser.mouse("Moved", middle + 30, top + 80, button="left", buttons=1)
+    browser.mouse("Released", middle + 30, top + 80, button="left", clickCount=1)
+    browser.wait("close.size === 1")  # more points of this part have come
+    steps = browser.eval("[...close.values()][0].loss[0]")
+    assert 9_900 < steps[0] < steps[-1] < 13_000 and len(steps) > 900
+    browser.eval("document.querySelector('svg').focus()")
+    browser.key("Escape")
+    assert browser.eval("range === null && document.querySelector('#whole').hidden")
+    browser.click("figure header button")
+    assert (
+        browser.eval("document.querySelector('figure header button').getAttribute('aria-pressed')")
+        == "true"
+    )
+    for axis, last in (
+        ("Tokens", "tokens"),
+        ("Time", "training time"),
+        ("Dollars", "cost, spread evenly over the training time"),
+    ):
+        browser.eval(
+            f"[...document.querySelectorAll('fieldset label')].find(one => one.textContent === '{axis}').click()"
+        )
+        assert (
+            browser.eval(
+                "[...document.querySelectorAll('svg text')].map(one => one.textContent)"
+            ).count(last)
+            == 4
+        )
+    assert browser.eval("document.querySelectorAll('figure:not([hidden]) .curve').length") >= 4
+    browser.open("about:blank")
+    browser.open(f"{all_of_them}#{{}}")
+    assert browser.said == []

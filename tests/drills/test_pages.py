@@ -35,7 +35,9 @@ SMALL = {
 DATA = {"name": "mine", "sources": ["texts"], "vocab_size": 340}
 TINY = {"layers": 2, "hidden_size": 32, "heads": 2, "intermediate_size": 64}
 NOT_TYPED = {
-    "make watch": "test_report_server.py reads its page",
+    "make watch": "test_page.py looks at its page",
+    "make watch RUN=one": "test_report_server.py reads its page",
+    "make watch RUN=first-run": "test_report_server.py reads its page",
     "make plan TOKENS=1e12 DAYS=14": "test_docs.py types it beside the config that the page shows",
     "make config RECIPE=roberta-large-p3dn-ec2": "test_docs.py plans every recipe",
     "make rehearse": "test_rehearsal.py plays all faults",

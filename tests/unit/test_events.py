@@ -144,7 +144,7 @@ def test_a_feed_gives_each_event_once_of_every_writer_also_of_one_that_comes_lat
 ) -> None:
     run, late = Run(tmp_path), Run(tmp_path, records.node(1, 1))
     run.record("launched", nodes=1, ranks_per_node=1)
-    whole, new = Feed(tmp_path), Feed(tmp_path, from_end=True)
+    whole, new = Feed(tmp_path), Feed(tmp_path, tail=0)
     late.record("finished", step=3)
     assert [event["event"] for event in new.new()] == ["finished"] and not new.new()
     assert [event["event"] for event in whole.new()] == ["launched", "finished"] and not whole.new()

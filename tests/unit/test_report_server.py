@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import http.client
+import json
+import os
 import re
 import socket
 import struct
@@ -10,20 +14,21 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from trainfleet.cli import main as command
 from trainfleet.cli.runs import served as served_on
-from trainfleet.report import server
+from trainfleet.report import all_runs, server
 from trainfleet.report.server import MOST, Server
 from unit.report_runs import make_run
 
 PAGE = b"<p>the report"
 
 
-def served(page: Callable[[], bytes] = lambda: PAGE) -> Server:
-    made = Server(page, 0)
+def served(page: Callable[[], bytes] = lambda: PAGE, routes: server.Routes | None = None) -> Server:
+    made = Server(page, 0, routes)
     threading.Thread(target=made.serve_forever, args=(0.05,), daemon=True).start()
     return made
 
@@ -148,7 +153,7 @@ def test_a_port_that_was_asked_for_is_that_one_or_refused(
     """Without one, any that is free does."""
     monkeypatch.chdir(tmp_path)
     Path("config.yaml").write_text("name: first-run\n")
-    run = make_run(tmp_path / "runs")
+    make_run(tmp_path / "runs")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert command(["watch", f"PORT={port}"]) == 2
@@ -160,5 +165,160 @@ def test_a_port_that_was_asked_for_is_that_one_or_refused(
         monkeypatch.setattr(server, "PORT", port)
         with Server(lambda: PAGE) as other:
             assert other.server_port != port
-    with served_on(run, port) as asked:
+    with served_on(port, lambda: PAGE) as asked:
         assert asked.server_port == port
+
+
+class Everything:
+    """The page of all runs of a folder, asked with its token."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.runs = root, all_runs.AllRuns(root)
+        self.server = served(all_runs.page, self.runs.routes)
+
+    def ask(self, path: str, *words: str) -> tuple[int, bytes, http.client.HTTPMessage]:
+        return ask(self.server, f"{path}?{'&'.join([f'token={self.server.token}', *words])}")
+
+    def json(self, path: str, *words: str) -> Any:
+        code, text, headers = self.ask(path, *words)
+        assert code == 200 and headers["Content-Type"] == "application/json; charset=utf-8"
+        return json.loads(text)
+
+    def listed(self) -> dict[str, Any]:
+        return {run["name"]: run for run in self.json("/runs.json")["runs"]}
+
+
+@pytest.fixture
+def everything(tmp_path: Path) -> Iterator[Everything]:
+    made = Everything(tmp_path / "runs")
+    yield made
+    made.server.shutdown()
+    made.server.server_close()
+
+
+def test_the_page_of_all_runs_allows_its_own_script_alone(everything: Everything) -> None:
+    code, text, _ = everything.ask("/")
+    (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', text.decode())
+    (script,) = re.findall(rb"<script>(.*)</script>", text, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script).digest()).decode()
+    assert code == 200 and f"script-src 'sha256-{digest}';" in policy
+    assert policy.startswith("default-src 'none'; ") and "'self'" not in policy.replace(
+        "connect-src 'self'", ""
+    )
+    assert not re.search(
+        rb"innerHTML|outerHTML|insertAdjacentHTML|document.write|eval\(|https?://(?!www.w3.org/2000/svg)",
+        script,
+    )
+    assert script.count(b"\n") <= 350
+
+
+def test_data_needs_the_token_and_the_name_of_a_listed_run(everything: Everything) -> None:
+    """An empty folder has an empty list."""
+    assert everything.json("/runs.json")["runs"] == []
+    make_run(everything.root)
+    (everything.root.parent / "results.json").write_text("{}")
+    everything.listed()
+    for path in everything.runs.routes:
+        assert ask(everything.server, f"{path}?run=first-run")[0] == 403
+    for name in ("", "..", "../runs/first-run", "other", "%00", "first-run%2f"):
+        assert everything.ask("/curves.json", f"run={name}")[0] == 503
+    assert everything.ask("/curves.json", "run=first-run")[0] == 200
+
+
+def test_strange_names_and_damaged_files_are_rows_with_their_reasons(
+    everything: Everything,
+) -> None:
+    root = everything.root
+    for name in ("<b>bold", "a&b=c #1", "red\x1b[31m"):
+        make_run(root, name=name, done=20, model=None).results.write_text('{"status": "finished"}')
+    raw = root / os.fsdecode(b"raw\xff")
+    raw.mkdir()
+    (raw / "results.json").write_text("{}")
+    results = {
+        "half": b'{"status": "fin',
+        "nan": b'{"usd": NaN}',
+        "deep": b"[" * 9999,
+        "bytes": b"\xff",
+    }
+    for name, content in results.items():
+        make_run(root, name=name, done=5).results.write_bytes(content)
+    metrics = {"noise": b"\0noise\n" * 999, "long": b"x" * 9999, "nested": b"[" * 9999 + b"\n"}
+    for name, content in metrics.items():
+        make_run(root, name=name, done=5).metrics.write_bytes(content)
+    os.truncate(make_run(root, name="huge", done=5).metrics, 1 << 40)
+    make_run(root, name="linked", done=5).metrics.unlink()
+    (root / "linked/metrics.jsonl").symlink_to(make_run(root, name="good", done=5).metrics)
+    found = everything.listed()
+    unreadable = {name: run["note"] for name, run in found.items() if run["status"] == "unreadable"}
+    assert set(unreadable) == {*results, *metrics, "huge", "linked"}
+    assert unreadable["nan"] == "nan/results.json:1: NaN is not a finite number"
+    assert unreadable["linked"] == "linked/metrics.jsonl: is a link, not a file"
+    assert {"<b>bold", "a&b=c #1", r"red\x1b[31m", r"raw\udcff"} <= set(found)
+    for run in found.values():
+        told = everything.json("/curves.json", f"run={run['id']}")
+        assert ("fault" in told) == (run["status"] == "unreadable"), run
+    names = [f"run={found[name]['id']}" for name in ("good", r"raw\udcff")]
+    assert "config.yaml" in everything.json("/differences.json", *names)["fault"]
+
+
+def test_a_report_and_a_log_come_without_scripts_escapes_and_links(everything: Everything) -> None:
+    run = make_run(everything.root, done=20)
+    run.report.write_text("<script>alert(1)</script>")
+    run.logs.mkdir()
+    (run.logs / "node-0.log").write_text("rank 0 \x1b[2J<script>\n" * 9999 + "half a line")
+    (run.logs / "node-1.log").symlink_to(run.config)
+    everything.listed()
+    code, text, headers = everything.ask("/report", "run=first-run")
+    assert code == 200 and b"alert" in text
+    assert headers["Content-Security-Policy"].startswith("default-src 'none'; style-src ")
+    code, text, headers = everything.ask("/log", "run=first-run")
+    assert headers["Content-Type"] == "text/plain; charset=utf-8" and b"is a link" in text
+    assert b"rank 0 \\x1b[2J<script>" in text and len(text) < 2 * all_runs.LOG_END
+
+
+def test_long_curves_keep_their_spikes_and_show_more_when_they_are_cut(
+    everything: Everything,
+) -> None:
+    run = make_run(everything.root, done=5)
+    lines = [
+        {
+            "step": step,
+            "loss": 9.0 if step == 7_777 else 2.0 - step / 1e5,
+            "span": 0.5,
+            "tokens": step * 8,
+        }
+        for step in range(1, 20_001)
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in [*lines, lines[0] | {"loss": 5.0}])
+    run.metrics.write_text(
+        text.replace('{"step": 30, ', '{"step": 30, "loss": 1, "lo\n{"step": 30, ')
+    )
+    everything.listed()
+    found = everything.json("/curves.json", "run=first-run")
+    steps, losses = found["loss"]
+    assert len(steps) <= all_runs.POINTS and steps == sorted(steps)
+    assert (steps[0], losses[0], steps[-1], losses[-1]) == (1, 5.0, 20_000, 1.8)
+    assert max(losses) == 9.0 and steps[losses.index(9.0)] == 7_777
+    assert found["elapsed"][1][-1] == 10_000 and found["tokens"][1][-1] == 160_000
+    near = everything.json("/curves.json", "run=first-run", "begin=7700", "end=7800")["loss"]
+    assert near[0] == [*range(7_699, 7_802)]
+
+
+def test_only_what_changed_is_read_again(
+    everything: Everything, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    whole = all_runs.summary_of
+    monkeypatch.setattr(all_runs, "summary_of", lambda run: read.append(run.name) or whole(run))
+    run, _ = (
+        make_run(everything.root),
+        make_run(everything.root, name="trains", status="running", unattended=True),
+    )
+    assert everything.listed()["first-run"]["status"] == "finished"
+    assert sorted(read) == ["first-run", "trains"]
+    everything.listed()
+    assert sorted(read) == ["first-run", "trains", "trains"]
+    run.update_results(status="failed")
+    assert (
+        everything.listed()["first-run"]["status"] == "failed" and read[3:].count("first-run") == 1
+    )

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..run.run_folder import Run, whole_lines
-from ..trust import untrusted_input
+from ..run.run_folder import RUNS, Run, logs_of, whole_lines
 from ..trust.errors import BackendError, ConfigError, Problem, RunError, tell
 from ..trust.spelling import suggest
 from .variables import Variables, flag, number
 
 if TYPE_CHECKING:
     from ..backends.run_storage import Place
-    from ..report.server import Server
+    from ..report.server import Routes, Server
     from ..watch.lines import LogLine
 
 
@@ -50,21 +50,32 @@ def runs(variables: Variables, started: float) -> int:
 
 
 def watch(variables: Variables, started: float) -> int:
-    """Serves the run's report on this machine and keeps it up to date. Ctrl-C stops the server, not
-    the run.
+    """Serves the page of all runs, or with RUN, CONFIG or SET the report of one run, which it keeps
+    up to date. Ctrl-C stops the server, not the runs.
     """
     from ..launch.command import run_named
     from ..launch.run_location import place_of
+    from ..report import all_runs
 
-    run, port = run_named(variables), number(variables, "PORT", 0)
+    port = number(variables, "PORT", 0)
     if port > 65535:
         message = f"must be a port number up to 65535, not {port}"
         raise ConfigError.of("PORT", message, next="set PORT=8642, or omit it")
+    if not {*variables} - {"PORT"}:
+        pages = all_runs.AllRuns(RUNS)
+        server = served(port, all_runs.page, pages.routes)
+        # The list is ready once the user has opened the page.
+        threading.Thread(target=pages.runs, daemon=True).start()
+        with suppress(KeyboardInterrupt):
+            print(f"all runs: {server.link}\nCtrl-C stops this server, not the runs", flush=True)
+            server.serve_forever()
+        return 0
+    run = run_named(variables)
     if not run.config.exists():
         raise RunError("was never started", where=str(run.folder), next="make train")
     with place_of(variables) as place:
         _draw(run, place)
-        server = served(run, port)
+        server = served(port, lambda: all_runs.report_of(run))
         threading.Thread(target=server.serve_forever, daemon=True).start()
         print(f"{run.name}: {server.link}\nCtrl-C stops this server, not the run", flush=True)
         try:
@@ -78,8 +89,8 @@ def watch(variables: Variables, started: float) -> int:
     return 0
 
 
-def served(run: Run, port: int) -> Server:
-    """Returns the report server, listening on `port`.
+def served(port: int, page: Callable[[], bytes], routes: Routes | None = None) -> Server:
+    """Returns a server of a page and its routes, listening on `port`.
 
     If `port` is 0, it uses the default port or any free one. Raises ConfigError if the port can't
     be used.
@@ -87,9 +98,7 @@ def served(run: Run, port: int) -> Server:
     from ..report.server import Server
 
     try:
-        return Server(
-            lambda: untrusted_input.read_bytes(run.report, 4 * untrusted_input.RECORD), port or None
-        )
+        return Server(page, port or None, routes)
     except OSError as error:
         message = f"{port} can't be used: {error.strerror}"
         raise ConfigError.of(
@@ -331,9 +340,6 @@ def report(variables: Variables, started: float) -> int:
     return 0
 
 
-NAME = re.compile(r"(?:node|engine)-([0-9]{1,9})\.log")
-
-
 def look(place: Place, run: Run) -> BackendError | None:
     """Fetches new log lines, including those that only the scheduler has.
 
@@ -345,15 +351,6 @@ def look(place: Place, run: Run) -> BackendError | None:
     except BackendError as error:
         return error
     return None
-
-
-def logs_of(run: Run) -> list[Path]:
-    """Returns the node logs, sorted by node."""
-    found = [*run.logs.glob("node-*.log"), *run.logs.glob("engine-*.log")]
-    named = {
-        path: match for path in found if (match := NAME.fullmatch(path.name)) and path.is_file()
-    }
-    return sorted(named, key=lambda path: int(named[path][1]))
 
 
 def await_first(place: Place, run: Run) -> BackendError | None:

@@ -14,8 +14,10 @@ from statistics import median
 
 from ..health import fence
 from ..health.heartbeat_format import PHASES, Beat, read_beats, stage
+from ..health.lease import FILE as LEASE
 from ..health.lease import read_holder, read_launching
-from ..run.run_folder import Record, Run, is_locked
+from ..run.records import check_metric
+from ..run.run_folder import Feed, Lines, Record, Run, is_locked, size_of
 from ..trust import untrusted_input
 from ..trust.errors import ConfigError, InputError
 from ..watch.time_accounting import ledger
@@ -26,6 +28,7 @@ BREAKS = ("fault", "stopped", "restarted", "resumed")
 STAGES = ("tokenize", "startup", "train", "validate", "checkpoint")
 TELLING = ("message", "who", "cause", "words")  # event fields that are shown without their name
 UNKNOWN = "—"
+SILENT = 60.0  # seconds after which a launch that is not renewed counts as dead
 WORDS = {  # heartbeat phases before the first step
     "start": "starting ranks",
     "load": "loading model and data",
@@ -119,8 +122,11 @@ class History:
         if self.metrics or self.status not in ("running", "not started"):
             return ""
         if self.status == "not started":
-            launch = read_launching(self.run)
-            return f"being launched: {launch}" if launch else ""
+            with suppress(OSError):
+                age = time.time() - (self.run.folder / LEASE).stat().st_mtime
+                launch = read_launching(self.run)
+                return f"being launched: {launch}" if launch and age < SILENT else ""
+            return ""
         beats: Collection[Beat] = ()
         with suppress(OSError, InputError):
             beats = read_beats(self.run.folder, fence.current(self.run.folder).order).values()
@@ -336,18 +342,32 @@ def opening(results: Record) -> str:
     return f"{chosen} " if chosen and len(chosen) < LONGEST_OPENING else "The "
 
 
-def read(run: Run) -> History:
-    """Reads the run folder and returns its current state."""
+def read(run: Run, tail: int | None = None) -> History:
+    """Reads the run folder and returns its current state.
+
+    With `tail`, reads only the last `tail` bytes of metrics and four times as many of events, skips
+    invalid lines, and reads no events of a run that ended well. Raises InputError if these bytes of
+    the metrics have no valid line.
+    """
     results = run.read_results()
     status = str(results.get("status") or "not started")
     # A run may also be active without a launcher on this machine.
     goes_on = results.get("unattended") or read_holder(run.folder)
     if status == "running" and not goes_on and not is_locked(run.folder):
         status = "interrupted"  # the launcher died before it could record the end of the run
-    by_step = {line["step"]: line for line in run.read_metrics()}
-    return History(
-        run, results, [by_step[step] for step in sorted(by_step)], run.read_events(), status
-    )
+    metrics = run.read_metrics() if tail is None else _newest(run, tail)
+    by_step = {line["step"]: line for line in metrics}
+    quiet = tail is not None and status in ("finished", "stopped")
+    events = [] if quiet else Feed(run.folder, tail=tail and 4 * tail).new()
+    return History(run, results, [by_step[step] for step in sorted(by_step)], events, status)
+
+
+def _newest(run: Run, tail: int) -> list[Record]:
+    found = Lines(run.metrics, check_metric, tail=tail).new()
+    if not found and size_of(run.metrics) > untrusted_input.KIBIBYTE:
+        what = f"has no valid line of a run in its last {tail // untrusted_input.KIBIBYTE} KiB"
+        raise InputError(what, where=str(run.metrics))
+    return found
 
 
 def _which_config(run: Run) -> str:

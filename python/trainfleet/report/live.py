@@ -174,7 +174,7 @@ class Live(Shown):
         self.steps_total = steps_total
         self.metrics, self.events = (
             Lines(run.metrics, check_metric),
-            Feed(run.folder, from_end=True),
+            Feed(run.folder, tail=0),
         )
         # A resume truncates metrics.jsonl, which makes `Lines` reread it from the start. Lines that
         # were already shown must not appear again.

@@ -1,5 +1,5 @@
-"""Serves a run's report to this machine's browser. The server serves only this page, which is
-reread for each request.
+"""Serves a page to this machine's browser: a run's report, or the page of all runs with its data.
+Content is reread for each request.
 
 The server listens only on the loopback interface and rejects requests without a loopback Host
 header, so that a page from another host can't read the report through DNS rebinding. Because other
@@ -16,7 +16,7 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from http.cookies import CookieError, SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -29,6 +29,15 @@ from ..trust.safe_output import shown
 PORT = 8642
 HOST = re.compile(r"(127\.0\.0\.1|localhost)(:[0-9]{1,5})?", re.IGNORECASE)
 MOST = 16  # maximum open connections; a new one closes the oldest
+FIELDS = 32  # maximum number of query fields; the page names up to 14 runs
+HTML = "text/html"
+# A report may come from elsewhere, so it must not run scripts here.
+POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
+    "form-action 'none'"
+)
+Query = Mapping[str, Sequence[str]]
+Routes = Mapping[str, Callable[[Query], tuple[str, bytes]]]
 LONGEST = 30.0  # maximum seconds per connection; sending a page takes milliseconds
 TOKEN = "token"
 ASKS = (
@@ -39,18 +48,23 @@ ABSENT = "The report is missing at the moment; reload, or run <code>make report<
 
 
 class Server(ThreadingHTTPServer):
-    """HTTP server for a single page. `page` returns the bytes of the page."""
+    """HTTP server for a page. `page` returns the bytes of the page, and `routes` has a handler for
+    each other path. A handler gets the parsed query, and returns the media type and the content.
+    """
 
     daemon_threads = True
     # Maximum number of connections waiting to be accepted. The kernel delays connections beyond it
     # by a second.
     request_queue_size = 128
 
-    def __init__(self, page: Callable[[], bytes], port: int | None = None) -> None:
+    def __init__(
+        self, page: Callable[[], bytes], port: int | None = None, routes: Routes | None = None
+    ) -> None:
         """Listens on `port`. Defaults to PORT, or to any free port if PORT is in use. Raises
         OSError if the given port is in use.
         """
-        self.page, self.token = page, secrets.token_urlsafe(18)
+        self.token = secrets.token_urlsafe(18)
+        self.routes: Routes = {"/": lambda _: (HTML, page()), **(routes or {})}
         self.begun = dict[socket.socket, float]()  # start times of open connections, oldest first
         try:
             super().__init__((LOOPBACK, PORT if port is None else port), Answer)
@@ -105,16 +119,18 @@ class Answer(BaseHTTPRequestHandler):
     timeout = LONGEST  # maximum seconds between two bytes
 
     def do_GET(self) -> None:
-        (path, _, query), hosts = self.path.partition("?"), self.headers.get_all("Host", [])
-        if len(hosts) != 1 or not HOST.fullmatch(hosts[0]) or path != "/":
+        (path, _, words), hosts = self.path.partition("?"), self.headers.get_all("Host", [])
+        query = parse_qs(words, max_num_fields=FIELDS, errors="surrogateescape")
+        route = self.server.routes.get(path)
+        if len(hosts) != 1 or not HOST.fullmatch(hosts[0]) or route is None:
             self.send_error(404)
-        elif not self._is_known(parse_qs(query, max_num_fields=8).get(TOKEN, [""])[0]):
-            self._send(403, _note(ASKS))
+        elif not self._is_known(query.get(TOKEN, [""])[0]):
+            self._send(403, HTML, _note(ASKS))
         else:
             try:
-                self._send(200, self.server.page())
+                self._send(200, *route(query))
             except (FileNotFoundError, TrainfleetError):
-                self._send(503, _note(ABSENT))
+                self._send(503, HTML, _note(ABSENT))
 
     def _is_known(self, token: str) -> bool:
         """Returns whether the request contains the token in its URL or cookie."""
@@ -135,10 +151,10 @@ class Answer(BaseHTTPRequestHandler):
         """
         return f"trainfleet-{self.server.server_port}"
 
-    def _send(self, code: int, page: bytes) -> None:
+    def _send(self, code: int, kind: str, page: bytes) -> None:
         self.send_response(code)
         for name, value in (
-            ("Content-Type", "text/html; charset=utf-8"),
+            ("Content-Type", f"{kind}; charset=utf-8"),
             ("Content-Length", str(len(page))),
             ("Cache-Control", "no-store"),
             ("X-Content-Type-Options", "nosniff"),
@@ -146,6 +162,8 @@ class Answer(BaseHTTPRequestHandler):
             ("Cross-Origin-Resource-Policy", "same-origin"),
         ):
             self.send_header(name, value)
+        if self.path.partition("?")[0] != "/":  # a page at / states its own policy
+            self.send_header("Content-Security-Policy", POLICY)
         if code == 200:
             self.send_header(
                 "Set-Cookie",

@@ -274,7 +274,7 @@ def differences(runs: Sequence[Run]) -> dict[str, list[Any]]:
 
 def describe_differences(runs: Sequence[Run]) -> Iterator[str]:
     """Yields the config keys in which the runs differ, followed by each run's results."""
-    rows = [(key, *map(_shown, values)) for key, values in differences(runs).items()]
+    rows = [(key, *map(value_text, values)) for key, values in differences(runs).items()]
     names = [run.name for run in runs]
     yield from table(("key", *names), rows, ("key",)) if rows else ["the configs are the same"]
     yield ""
@@ -303,7 +303,8 @@ def _loss(history: History) -> str:
     return "nan" if history.is_lost else decimal(history.losses[1])
 
 
-def _shown(value: object) -> str:
+def value_text(value: object) -> str:
+    """Formats a config value in at most 40 characters."""
     text = (
         "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
     )

@@ -24,7 +24,8 @@ from ..trust.validation import Count, Moment, Name, Range, fit
 
 Number = Annotated[float, Range(-1e100, 1e100)] | None  # null if the number is not finite
 Seconds = Annotated[float, Range(0, 1e9)]
-Step = Annotated[int, Range(0, 10**12)]
+LAST_STEP = 10**12
+Step = Annotated[int, Range(0, LAST_STEP)]
 SMALLEST, LARGEST = -1e100, 1e100
 
 FORMAT = 2  # run folder format; format 1 used events.jsonl and heartbeats/rank-<r>.json
@@ -160,7 +161,7 @@ def check_metric(line: Any) -> dict[str, Any]:
     Does not use `fit`, which is too slow for many lines.
     """
     record = require_object(line)
-    if type(step := record.get("step")) is not int or not 0 <= step <= 10**12:
+    if type(step := record.get("step")) is not int or not 0 <= step <= LAST_STEP:
         raise InputError(f"must be a whole number, 0 or more, not {show(step)}", key="step")
     for key, value in record.items():
         if type(value) not in (int, float, type(None)) or (

@@ -25,6 +25,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -47,6 +48,7 @@ MOUNTED = "TRAINFLEET_MOUNTED"
 COPY = "TRAINFLEET_COPY"
 COMPILED = Path(".compiled")  # torch.compile cache, which can be regenerated
 LOCK = contents.LOCK.name
+LOG = re.compile(r"(?:node|engine)-([0-9]{1,9})\.log")
 ENGINE = "engine:"  # prefix of a stop file written by a scheduler rather than a user
 # Maximum size of a .jsonl file in bytes, enough for ten million lines.
 LARGEST = 4096 * untrusted_input.MEBIBYTE
@@ -194,6 +196,13 @@ def engine_log(folder: Path, node: int) -> Path:
     (backends/aws_managed.py).
     """
     return contents.ENGINE_LOG.at(folder, node=node)
+
+
+def logs_of(run: Run) -> list[Path]:
+    """Returns the node logs, sorted by node."""
+    found = [*run.logs.glob("node-*.log"), *run.logs.glob("engine-*.log")]
+    named = {path: match for path in found if (match := LOG.fullmatch(path.name))}
+    return sorted(filter(Path.is_file, named), key=lambda path: int(named[path][1]))
 
 
 def scratch(log: Path) -> Path:
@@ -409,13 +418,19 @@ def whole_lines(path: Path, start: int) -> tuple[list[bytes], int]:
 class Lines:
     """A .jsonl file that is still being written. `new()` returns the records since the previous
     call.
+
+    With `tail`, the first call returns only the records in the file's last `tail` bytes.
     """
 
     def __init__(
-        self, path: Path, check: Callable[[Any], Record] = require_object, *, from_end: bool = False
+        self,
+        path: Path,
+        check: Callable[[Any], Record] = require_object,
+        *,
+        tail: int | None = None,
     ) -> None:
         self.path, self.check = path, check
-        self.offset = size_of(path) if from_end else 0
+        self.offset = 0 if tail is None else max(0, size_of(path) - tail)
 
     def new(self) -> list[Record]:
         """Returns the new records. Skips invalid lines, which are reported when the finished file
@@ -438,13 +453,13 @@ class Lines:
 
 class Feed:
     """Events of an active run. `new()` returns all writers' events since the previous call, sorted
-    by time.
+    by time. With `tail`, the first call returns only those in each file's last `tail` bytes.
     """
 
-    def __init__(self, folder: Path, *, from_end: bool = False) -> None:
+    def __init__(self, folder: Path, *, tail: int | None = None) -> None:
         self.folder, self.files = folder, dict[Path, Lines]()
-        for path in self._paths() if from_end else ():
-            self.files[path] = Lines(path, check_event, from_end=True)
+        for path in self._paths() if tail is not None else ():
+            self.files[path] = Lines(path, check_event, tail=tail)
 
     def new(self) -> list[Record]:
         return records.merge(

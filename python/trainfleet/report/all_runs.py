@@ -1,0 +1,282 @@
+"""Data of the page that shows all runs of a folder (`make watch` without RUN).
+
+The list reads only the end of each run's files, and caches what it read of runs that have ended.
+Curves are read when the page asks for them, and thinned.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import threading
+import time
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import accumulate
+from math import isfinite
+from pathlib import Path
+from string import Template
+from typing import Any
+from urllib.parse import quote
+
+from ..run import records
+from ..run.records import check_metric
+from ..run.run_folder import Record, Run, logs_of, size_of, whole_lines
+from ..trust import untrusted_input
+from ..trust.errors import InputError, TrainfleetError
+from ..trust.safe_output import shown
+from .history import number, quantity, read
+from .server import HTML, Query, Routes
+from .summary import differences, value_text
+
+PAGE = Path(__file__).with_name("all_runs.html")
+LISTED = 2000  # maximum number of runs on the page; the newest are kept
+TAIL = 4 * untrusted_input.KIBIBYTE  # bytes of metrics that a summary reads
+LARGEST = 256 * untrusted_input.MEBIBYTE  # maximum size of metrics.jsonl for curves
+POINTS = 1000  # maximum points per curve
+KEPT = 14  # maximum number of runs whose metrics stay in memory; the page shows as many
+LOGS, LOG_END = 16, 64 * untrusted_input.KIBIBYTE  # maximum number of logs, and bytes of each
+FILES = ("results.json", "head.json", "metrics.jsonl")
+ENDED = ("finished", "failed", "stopped", "unreadable")
+CURVES = ("loss", "valid_loss", "lr", "grad_norm", "tokens_per_second")
+COLUMNS = (*CURVES, "tokens", "span")
+Columns = dict[str, tuple[list[int], list[float]]]  # steps and values of each metric
+
+
+class AllRuns:
+    """Handlers of the page's requests. They are thread-safe."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.listing, self.reading = root, threading.Lock(), threading.Lock()
+        self.cards = dict[str, tuple[object, Record]]()
+        self.columns = dict[str, tuple[object, Columns]]()
+
+    @property
+    def routes(self) -> Routes:
+        return {
+            "/runs.json": lambda _: _json(self.runs()),
+            "/curves.json": lambda query: _json(self.curves(query)),
+            "/differences.json": lambda query: _json(self.differences(query)),
+            "/report": lambda query: (HTML, report_of(self._runs(query)[0])),
+            "/log": lambda query: ("text/plain", log_of(self._runs(query)[0])),
+        }
+
+    def runs(self) -> Record:
+        """Returns a summary of each run, newest first."""
+        with self.listing:
+            found = sorted(self._folders(), reverse=True)
+            self.cards = {
+                name: (stamp, self._card(name, stamp, updated))
+                for updated, name, stamp in found[:LISTED]
+            }
+            cards = [card for _, card in self.cards.values()]
+        return {"now": time.time(), "total": len(found), "runs": cards}
+
+    def _folders(self) -> list[tuple[float, str, Any]]:
+        """Returns each run's latest update, name, and file times and sizes."""
+        found = []
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(self.root) as entries:
+            for entry in entries:
+                stamp = [_stamp(f"{entry.path}/{file}") for file in FILES]
+                if stamp[0] or stamp[1]:
+                    found.append((max(filter(None, stamp))[0] / 1e9, entry.name, stamp))
+        return found
+
+    def _card(self, name: str, stamp: object, updated: float) -> Record:
+        known = self.cards.get(name)
+        if known and known[0] == stamp and known[1]["status"] in ENDED:
+            return known[1]
+        run = Run(self.root / name)
+        card = {
+            "id": quote(os.fsencode(name), safe=""),
+            "name": shown(name),
+            "updated": updated,
+            "report": run.report.is_file(),
+            "log": run.logs.is_dir() and not run.logs.is_symlink(),
+        }
+        try:
+            return card | summary_of(run)
+        except (TrainfleetError, OSError) as error:
+            return card | {"status": "unreadable", "note": self._why(error)}
+
+    def _runs(self, query: Query) -> list[Run]:
+        """Returns the listed runs that a request names. Raises FileNotFoundError for other runs."""
+        names = query.get("run", ())
+        if not names or not all(name in self.cards for name in names):
+            raise FileNotFoundError(*names)
+        return [Run(self.root / name) for name in names]
+
+    def _why(self, error: Exception) -> str:
+        """Returns the file and what is wrong with it, in one line."""
+        return shown(str(error).partition("\n")[0].replace(f"{self.root}/", ""))
+
+    def curves(self, query: Query) -> Record:
+        """Returns a run's curves from step `begin` to step `end`, or why they can't be read."""
+        run, *_ = self._runs(query)
+        ends = [untrusted_input.whole(query.get(name, [""])[0]) for name in ("begin", "end")]
+        try:
+            with self.reading:
+                columns = self._columns(run)
+            usd = number(run.read_results().get("usd"))
+        except (TrainfleetError, OSError) as error:
+            return {"fault": self._why(error)}
+        found = {name: thinned(*cut(*columns[name], *ends)) for name in CURVES}
+        clock = {name: thinned(*columns[name]) for name in ("tokens", "elapsed")}
+        return {"usd": usd, **found, **clock}
+
+    def _columns(self, run: Run) -> Columns:
+        stamp, known = _stamp(str(run.metrics)), self.columns.get(run.name)
+        if known is None or known[0] != stamp:
+            known = (stamp, columns_of(run))
+            self.columns.pop(run.name, None)
+            for oldest in list(self.columns)[: len(self.columns) - KEPT + 1]:
+                del self.columns[oldest]
+            self.columns[run.name] = known
+        return known[1]
+
+    def differences(self, query: Query) -> Record:
+        """Returns the config keys in which runs differ, each with one value per run."""
+        try:
+            found = differences(self._runs(query))
+        except (TrainfleetError, OSError) as error:
+            return {"fault": self._why(error)}
+        return {"keys": {key: [*map(value_text, values)] for key, values in found.items()}}
+
+
+def summary_of(run: Run) -> Record:
+    """Returns a run's row of the page. Raises TrainfleetError if the run can't be read."""
+    history = read(run, TAIL)
+    results, model = history.results, history.results.get("model") or {}
+    size = model.get("parameters")
+    return {
+        "status": history.status,
+        "note": shown(history.verdict[0] if history.verdict else history.phase),
+        "step": history.step,
+        "steps": results.get("total_steps") or results.get("steps"),
+        "loss": None if history.is_lost else history.losses[1],
+        **{name: history.measured(name) for name in ("valid_loss", "tokens_per_second", "tokens")},
+        "usd": number(results.get("usd")),
+        "nodes": results.get("nodes"),
+        "model": shown(f"{model.get('family', '')} {quantity(size) if size else ''}".strip()),
+    }
+
+
+def columns_of(run: Run) -> Columns:
+    """Returns the steps and the finite values of each metric, and the training time so far.
+
+    If a step was repeated, its latest values are kept. Invalid lines are skipped. Raises InputError
+    if no line is valid, or metrics.jsonl has more than LARGEST bytes.
+    """
+    if size_of(run.metrics) > LARGEST:
+        what = f"is larger than {LARGEST // untrusted_input.MEBIBYTE} MiB; see the report instead"
+        raise InputError(what, where=str(run.metrics))
+    rows = {line["step"]: tuple(map(line.get, COLUMNS)) for line in _lines(run)}
+    if not rows and size_of(run.metrics):
+        raise InputError("has no valid line of a run", where=str(run.metrics))
+    steps = sorted(rows)
+    columns = zip(*(rows[step] for step in steps), strict=True)
+    found: Columns = dict.fromkeys(COLUMNS, ([], []))
+    found |= {name: _finite(steps, column) for name, column in zip(COLUMNS, columns, strict=False)}
+    at, spans = found["span"]
+    return found | {"elapsed": (at, [*accumulate(spans)])}
+
+
+def _lines(run: Run) -> Iterator[Record]:
+    """Yields the valid records of metrics.jsonl. Parses many lines at once, which takes a third of
+    the time.
+    """
+    rest = b""
+    with suppress(FileNotFoundError), untrusted_input.open_regular(run.metrics) as stream:
+        while block := stream.read(untrusted_input.LINE):
+            lines, _, rest = (rest + block).rpartition(b"\n")
+            rest = rest if len(rest) <= untrusted_input.LINE else b""
+            try:
+                found = json.loads(b"[%s]" % lines.replace(b"\n", b","))
+            except (ValueError, RecursionError):
+                found = [*map(_record, lines.splitlines())]
+            yield from (line for line in found if isinstance(line, dict) and _has_step(line))
+
+
+def _has_step(line: Record) -> bool:
+    return type(step := line.get("step")) is int and 0 <= step <= records.LAST_STEP
+
+
+def _record(line: bytes) -> Record | None:
+    with suppress(InputError):
+        return check_metric(untrusted_input.parse_line(line, ""))
+    return None
+
+
+def _finite(steps: list[int], values: Sequence[Any]) -> tuple[list[int], list[float]]:
+    """Returns the finite values and their steps."""
+    with suppress(TypeError, OverflowError):  # the sum tells in one pass whether all are finite
+        if isfinite(sum(values)):
+            return steps, list(values)
+    kept = [pair for pair in zip(steps, values, strict=True) if isinstance(pair[1], (int, float))]
+    whole = [pair for pair in kept if -records.LARGEST <= pair[1] <= records.LARGEST]
+    return [step for step, _ in whole], [value for _, value in whole]
+
+
+def cut(
+    steps: list[int], values: list[float], begin: int | None, end: int | None
+) -> tuple[list[int], list[float]]:
+    """Returns the points between two steps, and one more on each side."""
+    first = 0 if begin is None else max(0, bisect_left(steps, begin) - 1)
+    last = len(steps) if end is None else bisect_right(steps, end) + 1
+    return steps[first:last], values[first:last]
+
+
+def thinned(steps: list[int], values: list[float]) -> tuple[list[int], list[float]]:
+    """Returns at most POINTS points of a curve: its ends, and the minimum and the maximum of each
+    bucket.
+    """
+    chosen: list[int] = [*range(len(steps))]
+    if len(steps) > POINTS:
+        buckets = POINTS // 2 - 1
+        kept = {0, len(steps) - 1}
+        for bucket in range(buckets):
+            first = bucket * len(steps) // buckets
+            part = values[first : (bucket + 1) * len(steps) // buckets]
+            kept |= {first + part.index(min(part)), first + part.index(max(part))}
+        chosen = sorted(kept)
+    return [steps[at] for at in chosen], [float(f"{values[at]:.7g}") for at in chosen]
+
+
+def report_of(run: Run) -> bytes:
+    """Returns report.html. Raises FileNotFoundError if it does not exist."""
+    return untrusted_input.read_bytes(run.report, 4 * untrusted_input.RECORD)
+
+
+def log_of(run: Run) -> bytes:
+    """Returns the end of each node's log."""
+    parts = []
+    for log in logs_of(run)[:LOGS]:
+        try:
+            lines, _ = whole_lines(log, max(0, size_of(log) - LOG_END))
+        except InputError as error:
+            lines = [str(error).encode()]
+        words = (line.decode(errors="replace") for line in lines)
+        parts.append("\n".join([f"== the end of {log.name} ==", *words, ""]))
+    return shown("\n".join(parts) or "this run has no log yet\n").encode()
+
+
+def page() -> bytes:
+    """Returns the page. Its Content-Security-Policy allows only its own script."""
+    script = PAGE.with_suffix(".js").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    text = Template(PAGE.read_text(encoding="utf-8"))
+    return text.substitute(script=script, hash=f"sha256-{digest}").encode()
+
+
+def _stamp(path: str) -> tuple[int, int] | None:
+    with suppress(OSError):
+        found = os.lstat(path)
+        return found.st_mtime_ns, found.st_size
+    return None
+
+
+def _json(record: Record) -> tuple[str, bytes]:
+    return "application/json", json.dumps(record, allow_nan=False).encode()
