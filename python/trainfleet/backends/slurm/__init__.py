@@ -51,12 +51,11 @@ from ...run.run_folder import Run
 from ...trust import untrusted_input
 from ...trust.errors import BackendError
 from .. import job_starts, supported_keys
-from ..base import Backend, Can, Handle, Harm, Machines, Phase, Probe, Prospect, Status
+from ..base import Backend, Can, Handle, Machines, Phase, Probe, Prospect, Status
 from ..head import HEAD, Head, hours_alone
 from ..node_script import values_of
 from ..run_storage import Place, Shared
 from . import cluster_checks, cluster_file, options, resources, sbatch
-from .beside import Beside
 from .client import (
     COMMENT,
     GIVEN,
@@ -155,11 +154,6 @@ class Slurm(Backend):
 
     def head(self) -> Head | None:
         return self._head
-
-    def harm(self) -> Harm:
-        return Harm(
-            steps=Beside(self.config, self.engine, self.folder, self.interpreter, self.hands_over)
-        )
 
     @property
     def lingers(self) -> bool:
