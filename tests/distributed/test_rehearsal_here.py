@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 from test_line import Desk
 
 from trainfleet.cli.jobs import rehearse
-from trainfleet.launch.rehearsal import RehearsalStage
+from trainfleet.launch import rehearsal
 from verbs import enter
 
-WITHOUT_RESTARTS = "import trainfleet.watch.retry_loop as attempts\nattempts.ATTEMPTS = 1\n"
+# Programs that every Python of a rehearsal runs first, each of which takes one mechanism out.
+WITHOUT = {
+    "rank-killed": "import trainfleet.watch.retry_loop as it; it.ATTEMPTS = 1",
+    "rank-stopped": "import trainfleet.health.watchdog as it; it.Sentry.look = lambda self: None",
+    "checkpoint-damaged": "import trainfleet.checkpoints.store as it; it.CheckpointStore.damage = lambda *_: ''",
+}
 
 
 def test_a_killed_rank_and_numbers_that_are_none(tmp_path: Path) -> None:
@@ -30,16 +35,15 @@ def test_a_killed_rank_and_numbers_that_are_none(tmp_path: Path) -> None:
     assert "survived 2 of 2 faults as promised" in (run / "report.html").read_text()
 
 
+@pytest.mark.parametrize("fault", WITHOUT)
 def test_with_a_mechanism_taken_out_a_promise_is_broken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Desk(tmp_path)
-    begin = RehearsalStage.begin
-
-    def begin_without(self: RehearsalStage, name: str, words: str = "") -> Any:
-        self.alter(name, WITHOUT_RESTARTS)
-        return begin(self, name, words)
-
-    monkeypatch.setattr(RehearsalStage, "begin", begin_without)
-    assert rehearse({"CONFIG": str(tmp_path / "config.yaml"), "FAULTS": "rank-killed"}, 0.0) == 1
-    assert "BROKEN: the command ended with 1" in capsys.readouterr().out
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(WITHOUT[fault])
+    monkeypatch.setenv("PYTHONPATH", f"{site}{os.pathsep}{os.environ['PYTHONPATH']}")
+    monkeypatch.setattr(rehearsal, "PATIENCE", 60.0)
+    assert rehearse({"CONFIG": str(tmp_path / "config.yaml"), "FAULTS": fault}, 0.0) == 1
+    assert "BROKEN: the command ended with exit code" in capsys.readouterr().out

@@ -82,8 +82,10 @@ class Cockpit:
         }  # fmt: skip
         (folder / "config.yaml").write_text(yaml.safe_dump(config))
 
-    def start(self, verb: str, *words: str) -> subprocess.Popen[str]:
-        return verbs.begin(self.folder, verb, *words, start_new_session=True)
+    def start(
+        self, verb: str, *words: str, variables: dict[str, str] | None = None
+    ) -> subprocess.Popen[str]:
+        return verbs.begin(self.folder, verb, *words, variables=variables, start_new_session=True)
 
     def type(self, verb: str, *words: str, code: int = 0, timeout: float = 240) -> str:
         process = self.start(verb, *words)

@@ -6,7 +6,6 @@ those of a run to which nothing happened, with no process left anywhere. A table
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 import time
@@ -18,7 +17,7 @@ import pytest
 from cockpit import STEPS, Cockpit, pin, told
 
 from fleet.lab import Lab
-from trainfleet.launch.faults import FAULTS
+from trainfleet.health.faults import FAULTS, PREFIX, VARIABLE
 
 NOTICED, AGAIN = 20.0, 60.0  # seconds; the longest was 12 on two quiet cores
 FAULT_AT = 100  # the step
@@ -26,14 +25,14 @@ FAULT_AT = 100  # the step
 
 @dataclass(frozen=True)
 class Drill:
-    """A fault of the table that `make rehearse` plays too (launch/faults.py), done here by the lab, which can do worse.
+    """A fault of the table (health/faults.py), which its rank plays, or `strike`: the lab can do worse.
 
     `causes`: those of the fault that may be named, where the way in which it is done leaves fewer. `is_rank`: the verdict must
     name the rank as well as the node.
     """
 
     fault: str
-    strike: Callable[[Cockpit], object]
+    strike: Callable[[Cockpit], object] | None = None
     mend: Callable[[Cockpit], object] = lambda cockpit: None
     causes: tuple[str, ...] = ()
     is_rank: bool = False
@@ -75,17 +74,11 @@ def join(cockpit: Cockpit) -> None:
     cockpit.nodes.join(1)
 
 
-def kill_agent(cockpit: Cockpit) -> None:
-    for pid in cockpit.nodes.processes(1, "torch.distributed.run"):
-        if "supervisor" not in Path(f"/proc/{pid}/cmdline").read_text():
-            os.kill(pid, signal.SIGKILL)
-
-
 DRILLS = [
-    Drill("rank-killed", lambda cockpit: cockpit.signal_rank(1, signal.SIGKILL), is_rank=True),
-    Drill("agent-killed", kill_agent, causes=("killed",)),
+    Drill("rank-killed", is_rank=True),
+    Drill("agent-killed", causes=("killed",)),
     Drill("agent-killed", reboot, causes=("lost-node",), how="by a reboot of its node"),
-    Drill("rank-stopped", lambda cockpit: cockpit.signal_rank(1, signal.SIGSTOP), is_rank=True),
+    Drill("rank-stopped", is_rank=True),
     Drill("link-cut", cut_off, join, ("lost-node",), how="and the disk too"),
     Drill(
         "link-cut",
@@ -100,11 +93,17 @@ DRILLS = [
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("fault", DRILLS, ids=lambda drill: drill.name)
 def test_the_run_goes_on(nodes: Lab, whole: dict[int, float], tmp_path: Path, fault: Drill) -> None:
-    cockpit = Cockpit(nodes, tmp_path, fault.name.replace(" ", "-"))
-    looker = cockpit.start("train")
-    cockpit.until("training", lambda: cockpit.step() >= FAULT_AT)
-    step, struck = cockpit.step(), time.time()
-    fault.strike(cockpit)
+    strike = fault.strike
+    cockpit = Cockpit(nodes, tmp_path, f"{'' if strike else PREFIX}{fault.name.replace(' ', '-')}")
+    played = {} if strike else {VARIABLE: f"{fault.fault}@{FAULT_AT}:1"}
+    looker = cockpit.start("train", variables=played)
+    if strike:
+        cockpit.until("training", lambda: cockpit.step() >= FAULT_AT)
+        step, struck = cockpit.step(), time.time()
+        strike(cockpit)
+    else:
+        cockpit.until("the fault", lambda: cockpit.events("struck"))
+        step, struck = FAULT_AT, cockpit.events("struck")[0]["time"]
     cockpit.until("the verdict", lambda: cockpit.events("verdict"), 60)
     cockpit.until("the restart", lambda: cockpit.events("restarted"), 90)
     again = cockpit.until("training again", lambda: cockpit.step() > 0, 90)

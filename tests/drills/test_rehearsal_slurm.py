@@ -26,7 +26,7 @@ def test_a_rehearsal_in_jobs_keeps_every_promise_and_leaves_nothing(
     told = {line.split()[0]: line for line in said.splitlines() if line.startswith(tuple(faults))}
     assert (
         all(told[fault].endswith(" kept") for fault in faults[:2])
-        and "not tried here: Slurm uses the node's network link too" in told["link-cut"]
+        and "not tried here: only the links of hosts reached by SSH can be cut" in told["link-cut"]
     ), said
     assert (
         not list(desk.glob("*rehearsal*")) and not slurm.run("squeue", "-h", "--me").stdout.strip()
@@ -47,7 +47,7 @@ def test_after_kill_9_of_a_rehearsal_its_jobs_are_cancelled_and_nothing_else(
     ).stdout.strip()
     process = begin(desk, "rehearse", "FAULTS=rank-stopped", "YES=1")
     until(
-        lambda: list(desk.glob("trainfleet-rehearsal-*/runs/rank-stopped/metrics.jsonl")),
+        lambda: list(desk.glob("trainfleet-rehearsal-*/runs/rehearsal-rank-stopped/metrics.jsonl")),
         "the fault",
         200,
     )

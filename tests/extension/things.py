@@ -43,8 +43,8 @@ THINGS = (
           ("data/sources.py",)),
     Thing("a verdict's cause", "a row of `watch/causes.yaml`, and its words as below"),
     Thing("a failure's words", "a line in `watch/catalogue/*.yaml` with its source, and a log in `tests/unit/verdict_corpus`"),
-    Thing("a fault", "a row of `launch/faults.py`, which `make rehearse` plays; `tests/drills` take it from there",
-          ("launch/faults.py",)),
+    Thing("a fault", "a row of `health/faults.py`, with the function by which a rank plays it; `make rehearse` and `tests/drills` take it from there",
+          ("health/faults.py", "launch/faults.py")),
 )  # fmt: skip
 
 

@@ -115,7 +115,6 @@ LONG = {  # more than 450 lines
     "backends/slurm/__init__.py",
     "backends/slurm/cluster_file.py",
     "backends/ssh.py",
-    "launch/rehearsal.py",
     "hosts/preflight.py",
     "hosts/node_checks.py",
     "hosts/transport.py",

@@ -16,7 +16,7 @@ from trainfleet.config.schema import load_schema
 from trainfleet.config.tables import named
 from trainfleet.data.format_table import FORMATS, by_suffix, format_of
 from trainfleet.hardware import node_types
-from trainfleet.launch.faults import FAULTS
+from trainfleet.health.faults import FAULTS
 from trainfleet.watch.causes import CAUSES
 
 # Kind of thing → its names, its owners (files, or folders with a slash at the end), and where alone its names are looked for.
@@ -30,7 +30,7 @@ KINDS: dict[str, tuple[set[str], tuple[str, ...], str]] = {
     "family": ({*FAMILIES}, ("config/families.py",), ""),
     "fault": (
         {*FAULTS} - {"nan", "notice", "read-only"},
-        ("launch/faults.py",),
+        ("health/faults.py", "launch/faults.py"),
         "",
     ),  # three words that mean more
     "format": ({*by_suffix()}, ("data/format_table.py",), "data/"),

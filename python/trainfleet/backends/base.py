@@ -25,7 +25,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
@@ -43,8 +42,6 @@ from .run_storage import Place
 if TYPE_CHECKING:
     from .head import Head
 
-# requirements of injected faults: network links that only the job uses, and a dedicated head
-LINKS, OWN_HEAD = ("links", "head")
 # files in the run folder with the submitted job's handle and request
 HANDLE, REQUEST = ("handle.json", "request.json")
 
@@ -187,50 +184,6 @@ class Machines(Protocol):
 Purchase = Callable[[bool], tuple[list[str], bool]]
 
 
-class JobSteps(Protocol):
-    """Interface to a scheduler that can run commands next to a job's ranks.
-
-    `lacking` maps each fault requirement that the scheduler can't meet to the reason.
-    """
-
-    folder: str
-    interpreter: str
-    where: str
-    lacking: Mapping[str, str]
-
-    def require(self) -> None:
-        """Raises ConfigError if this machine can't run commands next to a job."""
-        ...
-
-    def run_beside(self, handle: Handle, node: int, words: Sequence[str]) -> str | None:
-        """Runs a command on one of the job's nodes.
-
-        Returns its output, or None if the job has no such node.
-        """
-        ...
-
-    def jobs_in(self, folder: Path) -> list[str]:
-        """Returns the queued and running jobs that belong to `folder`."""
-        ...
-
-    def guard(self, folder: Path, remove: str) -> str:
-        """Returns a shell script that cancels the jobs of `folder` when its stdin closes.
-
-        The script also runs `remove`, unless it has read a line from stdin.
-        """
-        ...
-
-
-@dataclass(frozen=True)
-class Harm:
-    """Access that a rehearsal uses to disrupt processes: SSH, scheduler steps, or else this
-    machine.
-    """
-
-    head: Head | None = None
-    steps: JobSteps | None = None
-
-
 class Backend(Protocol):
     """Interface that launch/ and watch/ use to run jobs; the module docstring describes the
     methods.
@@ -295,8 +248,10 @@ class Backend(Protocol):
         """
         return None
 
-    def harm(self) -> Harm | None:
-        """Returns how a rehearsal reaches a job's processes, or None if it can't reach them."""
+    def harm(self) -> Head | None:
+        """Returns the hosts whose links and head a rehearsal may disrupt, or None if other users
+        need them.
+        """
         return None
 
     def purchase(self) -> Purchase | None:

@@ -39,7 +39,7 @@ from ..run import contents, run_folder
 from ..run.run_folder import Run
 from ..trust import untrusted_input
 from ..trust.errors import BackendError, InputError
-from .base import Backend, Can, Handle, Harm, Machines, Phase, Probe, Status
+from .base import Backend, Can, Handle, Machines, Phase, Probe, Status
 from .node_script import node_script, values_of
 from .own_machines import ThisMachine
 from .run_storage import Here, Place
@@ -254,9 +254,6 @@ class Local(Backend):
 
     def machines(self) -> Machines:
         return ThisMachine(self.nodes)
-
-    def harm(self) -> Harm:
-        return Harm()
 
     def probe(self) -> Probe | None:
         """Returns this machine's hardware, or None if it can't be read, such as on systems other

@@ -51,7 +51,7 @@ from ..process.processes import ALONE
 from ..run.run_folder import Run
 from ..trust.errors import BackendError
 from . import supported_keys
-from .base import Backend, Can, Handle, Harm, Machines, Phase, Status
+from .base import Backend, Can, Handle, Machines, Phase, Status
 from .head import FENCE_TIMEOUT, Head, hours_alone
 from .node_script import node_script, values_of
 from .own_machines import OwnHosts
@@ -99,8 +99,8 @@ class Ssh(Backend):
     def head(self) -> Head:
         return self._head
 
-    def harm(self) -> Harm:
-        return Harm(head=self._head)
+    def harm(self) -> Head:
+        return self._head
 
     @property
     def lingers(self) -> bool:

@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING
 from ..launch.command import config_of, plan_for, plan_of, settings_of, sized
 from ..process.processes import ask_module, run_module
 from ..run.run_folder import Run, run_of
-from ..trust.errors import ConfigError, Problem
-from ..trust.spelling import suggest
+from ..trust.errors import ConfigError
 from .variables import Variables, flag, number
 
 if TYPE_CHECKING:
     from ..config import Config
-    from ..launch.faults import Fault
     from ..plan.measurement import Measure
     from ..report import rehearsal_table
 
@@ -158,15 +156,16 @@ def rehearse(variables: Variables, started: float) -> int:
     """Injects faults into short, separate runs, and reports which guarantees held. Real nodes
     require YES=1.
     """
-    from ..launch.faults import FAULTS, rehearse
-    from ..launch.rehearsal_steps import stage_for
+    from ..launch.faults import chosen, rehearse
+    from ..launch.rehearsal import WHOLE
+    from ..launch.rehearsal_hosts import stage_for
     from ..report import html, rehearsal_table
 
     faults = chosen(variables.get("FAULTS", ""))
     config, _ = config_of(settings_of(variables))
     outcomes: list[rehearsal_table.FaultOutcome] = []
     run = run_of(f"{config.name}-rehearsal-{time.strftime('%m%d-%H%M%S')}")
-    with stage_for(config, [fault.name for fault in faults], flag(variables, "YES")) as made:
+    with stage_for(config, flag(variables, "YES")) as made:
         print(row(*rehearsal_table.HEAD), flush=True)
         for fault in faults:
             # the rest of the row is printed when this fault's run has ended
@@ -177,11 +176,11 @@ def rehearse(variables: Variables, started: float) -> int:
                 print()
                 raise
             print(row(*outcomes[-1].cells).removeprefix(fault.name), flush=True)
-        rehearsal_table.write(run, made.run("whole").folder, config.fleet.backend, outcomes)
+        rehearsal_table.write(run, made.run(WHOLE).folder, config.fleet.backend, outcomes)
     broken = [outcome for outcome in outcomes if outcome.broken]
     for outcome in broken:
         print(
-            f"{outcome.name}: {FAULTS[outcome.name].what}: {'; '.join(outcome.broken)}",
+            f"{outcome.name}: {outcome.what}: {'; '.join(outcome.broken)}",
             file=sys.stderr,
         )
     print(
@@ -190,23 +189,6 @@ def rehearse(variables: Variables, started: float) -> int:
     )
     print(f"report  {html.write(run)}")
     return 1 if broken else 0
-
-
-def chosen(names: str) -> list[Fault]:
-    """Returns the named faults, or all faults if `names` is empty. Raises ConfigError if a name is
-    unknown.
-    """
-    from ..launch.faults import FAULTS
-
-    wanted = names.replace(",", " ").split()
-    problems = [
-        Problem(0, "FAULTS", "", f"{name} is not a fault{suggest(name, FAULTS)}")
-        for name in wanted
-        if name not in FAULTS
-    ]
-    if problems:
-        raise ConfigError(problems, next=f"set FAULTS to one or more of: {' '.join(FAULTS)}")
-    return [FAULTS[name] for name in wanted] or list(FAULTS.values())
 
 
 def row(*cells: str) -> str:

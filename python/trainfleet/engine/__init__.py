@@ -14,3 +14,7 @@ checkpoint/    saves checkpoints in the background and resumes from them (trainf
                defines which checkpoints are valid)
 generate       generates text token by token
 """
+
+from ..health import faults
+
+faults.begin()

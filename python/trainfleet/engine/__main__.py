@@ -24,7 +24,7 @@ from ..config import Config, flat, load_resolved
 from ..config.families import FAMILIES
 from ..config.sizes import count_parameters, flops_in_words, flops_per_token
 from ..data.dataset import Dataset, Manifest
-from ..health import fence, lease
+from ..health import faults, fence, lease
 from ..health.heartbeat import Heart
 from ..process.processes import SUPERVISOR, die_with_parent
 from ..run import records, run_folder
@@ -108,6 +108,7 @@ def train(run: Run, config: Config, world: World, heart: Heart, moments: dict[st
     dataset.check_vocabulary(config.model.vocab_size)
     checkpoints = Checkpoints(run, config, dataset.identity, world)
     trainer = Trainer(config, samples_for(config, dataset), world, checkpoints, watch)
+    faults.arm(run, trainer)
     recorder = open_record(run, config, trainer, dataset.manifest) if world.first else None
     print(greeting(trainer), flush=True)
     if recorder:

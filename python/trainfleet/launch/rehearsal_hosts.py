@@ -1,56 +1,43 @@
-"""Rehearsal stage on a fleet's hosts: a short separate run in a new folder inside the shared
-folder.
+"""Rehearsal stage on a fleet's hosts: short separate runs in a new folder inside the shared folder.
 
 The stage only touches its folder, processes marked as belonging to its runs, and, for a limited
-time, one host's network link. It restores everything at the end, even after Ctrl-C. After kill -9,
-the hosts clean up on their own because each host's guard watches for this process's heartbeat.
-After SILENT seconds without a heartbeat, the guard kills the runs, removes their mounts, and
-removes the folder. Each host restores its link after a fixed time, without this process.
+time, one host's network link. Each host restores its link after a fixed time, even if this machine
+dies.
 
 Limitations: links can't be changed on hosts where sudo requires a password. Instances that only
 Session Manager can reach are not supported.
+
+`stage_for` chooses the stage for a config: in jobs, on hosts, or on this machine.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import threading
+import functools
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from ..backends import backend_of
-from ..backends.base import Can
+from ..backends import backend_of, shared
+from ..backends.base import Can, load_job
 from ..backends.head import PLAIN, Head
 from ..config import Config
+from ..health.faults import DISK, KERNEL, MAJORITY, PREFIX, SPARE
 from ..hosts import host_commands
 from ..hosts.fleet import open_fleet, wanted_of
-from ..hosts.host_results import by_host
+from ..hosts.host_results import Host, by_host
 from ..hosts.ssh_config import expanded
 from ..hosts.transport import Transport
 from ..trust.errors import BackendError, ConfigError, RunError
+from ..trust.safe_output import is_agreed
 from . import rehearsal
-from .rehearsal import (
-    APART,
-    KERNEL,
-    LONGER,
-    MAJORITY,
-    PYTHON_OF_NODES,
-    REMOVE,
-    SPARE,
-    STRUCK,
-    RehearsalStage,
-    config_of_run,
-    furnish,
-    rehearse_unbroken,
-)
+from .rehearsal import LACKING, LONGER, OWN, RehearsalStage, own_folder, prepared
 
-PREFIX = "rehearsal-"
 TIMEOUT = 60.0
 UNDONE = "the rehearsal failed on these hosts"
-SIGN, SILENT = 10.0, 60  # heartbeat interval, and seconds of silence until guards act
 # Keys that the rehearsal's config copies from the user's fleet.
 KEPT = (
     "hosts",
@@ -62,8 +49,6 @@ KEPT = (
     "container",
     "container_base",
 )
-RANK = """p=$(grep -FsxzlZ -e {mark} /proc/[0-9]*/environ | xargs -0r grep -Fsxzl -e RANK=1 | cut -d / -f 3 | sort -n | head -n 1)
-[ -n "$p" ] || exit 0"""  # noqa: E501
 SHAPING = """s=; [ "$(id -u)" = 0 ] || s='sudo -n'
 $s true || {{ echo "sudo requires a password"; exit; }}
 command -v tc > /dev/null || {{ echo "tc is not installed (iproute2)"; exit; }}
@@ -73,144 +58,103 @@ setsid env {link} sh -c "trap '$s tc qdisc del dev $d root; exit' TERM
 sleep 0.5; $s tc qdisc replace dev $d root tbf {rate}; sleep {seconds} & wait
 $s tc qdisc del dev $d root" > /dev/null 2>&1 < /dev/null &
 echo struck"""  # noqa: E501
-# Environment markers of the process that slows a link, and of a host's guard.
-LINK, WATCH = ("TRAINFLEET_LINK", "TRAINFLEET_GUARD")
-END = """for _ in $(seq 50); do
-p=$(grep -Fsxzl -e {mark} /proc/[0-9]*/environ | cut -d / -f 3)
+STRUCK = "struck"  # printed by a command once it has limited a link
+# Environment marker of the process that slows a link.
+LINK = "TRAINFLEET_LINK"
+# Shell commands for the processes that have {mark} in an entry of their environment
+LOOK = "grep -Fszl -e {mark} /proc/[0-9]*/environ | cut -d / -f 3"
+END = f"""for _ in $(seq 100); do
+p=$({LOOK})
 [ -n "$p" ] || break
-kill $p 2> /dev/null; sleep 0.1
-done"""
-UNMOUNT = """cut -d ' ' -f 2 /proc/mounts | sort -r | while read -r m; do case "$m" in {folder}/*) umount -l "$m";; esac; done"""  # noqa: E501
-GUARD = """while age=$(( $(date +%s) - $(stat -c %Y {folder}/sign || echo 0) )) && [ -e {folder}/sign ] && [ $age -lt {silent} ]
-do sleep 5; done
-[ -e {folder}/sign ] || exit 0
-{end}
-{remove}
-"""  # noqa: E501
+kill -{{signal}} $p 2> /dev/null; sleep 0.1
+done
+[ -z "$p" ]"""
 
 
-@dataclass
 class HostStage(RehearsalStage):
-    """Rehearsal stage that runs on the fleet's hosts. Faults are injected on node 1's host."""
+    """Rehearsal stage that runs on the fleet's hosts. Its config contains the existing hosts."""
 
-    transport: Transport = field(kw_only=True)
-    shared: str = field(kw_only=True)  # the stage folder's path on the hosts
-    # Names of the runs: the baseline and one per fault.
-    names: tuple[str, ...] = field(kw_only=True)
-
-    steps, apart, outlives, things = LONGER, APART, True, "hosts with processes"
+    @functools.cached_property
+    def transport(self) -> Transport:
+        """Transport that connects on first use, separately in the guard process."""
+        return open_fleet(self.config)
 
     @property
-    def place(self) -> str:
-        return self.shared
+    def shared(self) -> str:
+        """Returns the stage folder's path on the hosts."""
+        return f"{self.config.fleet.shared_folder}/{OWN}"
 
-    def called(self, name: str) -> str:
-        return PREFIX + name
+    @property
+    def mark(self) -> str:
+        """Returns the text that marks processes of the stage's runs (host_commands.mark_of)."""
+        return quote(f"={self.shared}:")
 
-    def mark(self, name: str) -> str:
-        return host_commands.mark_of(self.shared, self.called(name))
-
-    def at_rank(self, name: str, command: str) -> str:
-        rank = RANK.format(mark=quote(f"{host_commands.MARK}={self.mark(name)}"))
-        words = f"{rank}\nc={self.checkpoints(name)}\n( {command}\n) || true"
-        said = [
-            answer.stdout.strip()
-            for answer in self.transport.run(words, timeout=TIMEOUT).ok.values()
-        ]
-        if not any(said):
-            raise RunError(
-                f"no host has rank 1 of {self.called(name)}",
-                where=self.shared,
-                next="run make rehearse YES=1 again",
-            )
-        return next(filter(None, said))
-
-    def on_head(self, command: str) -> str:
-        answers = self.transport.run(
-            command, timeout=TIMEOUT, hosts=self.transport.hosts[:1]
-        ).require(UNDONE)
+    def on(self, command: str, *hosts: Host) -> str:
+        """Runs a shell command on the given hosts, or on all. Returns the first host's output.
+        Raises a BackendError listing the hosts where it failed.
+        """
+        answers = self.transport.run(command, timeout=TIMEOUT, hosts=hosts or None).require(UNDONE)
         return next(iter(answers.ok.values())).stdout.strip()
 
-    def on_all(self, command: str) -> None:
-        """Runs a shell command on every host. Raises a BackendError listing the hosts where it
-        failed.
-        """
-        self.transport.run(command, timeout=TIMEOUT).require(UNDONE)
-
-    def let_write(self, name: str) -> None:
-        self.on_all(self.unmount)
-        super().let_write(name)
-
     @property
-    def unmount(self) -> str:
-        """Returns a shell command that removes all mounts in the stage's folder."""
-        return UNMOUNT.format(folder=quote(self.shared))
+    def head(self) -> Host:
+        return self.transport.hosts[0]
+
+    def furnish(self) -> None:
+        folder = quote(self.shared)
+        self.transport.put(rehearsal.documents(), self.shared, hosts=[self.head]).require(UNDONE)
+        # The public keys that authorize the head on every node.
+        keys = f"{quote(self.config.fleet.shared_folder or '')}/ssh"
+        self.on(f"[ ! -d {keys} ] || cp -r {keys} {folder}/", self.head)
+        fleet = fleet_of(self.config, self.shared)
+        text = rehearsal.config_of_run(fleet, f"{self.shared}/text", LONGER)
+        rehearsal.furnish(self.folder, {"config.yaml": text.encode()})
 
     def shape(self, name: str, rate: str, seconds: int) -> str:
-        peer = quote(self.transport.hosts[0].address)
-        said = self.at_rank(
-            name, SHAPING.format(peer=peer, rate=rate, seconds=seconds, link=self.link)
-        )
+        if not (job := load_job(self.run(name))):
+            raise RunError(f"the run {name} has no job", where=self.shared, next="make rehearse")
+        host = next(host for host in self.transport.hosts if host.name == job[0].hosts[1])
+        peer = quote(self.head.address)
+        words = SHAPING.format(peer=peer, rate=rate, seconds=seconds, link=self.link)
+        said = self.on(words, host)
         return "" if said == STRUCK else " ".join(said.split())
 
     def free(self) -> None:
-        self.on_all(END.format(mark=self.link))
+        self.on(self.unlink)
 
     @property
     def link(self) -> str:
         return quote(f"{LINK}={self.shared}")
 
     @property
-    def guard(self) -> str:
-        return quote(f"{WATCH}={self.shared}")
+    def unlink(self) -> str:
+        return END.format(mark=self.link, signal="TERM")
 
     def lose_head(self, name: str) -> str:
-        self.on_head(host_commands.fence(self.mark(name), launchers=True))
-        return self.transport.hosts[0].name
+        self.on(END.format(mark=self.mark, signal="KILL"), self.head)
+        return self.head.name
 
     def at_work(self) -> Sequence[object]:
-        look = "; ".join(f"{{ {host_commands.look_for(self.mark(name))}; }}" for name in self.names)
-        return [
-            host
-            for host, said in self.transport.run(look, timeout=TIMEOUT).ok.items()
-            if "running" in said.stdout
-        ]
+        answers = self.transport.run(LOOK.format(mark=self.mark), timeout=TIMEOUT).ok
+        return [host for host, said in answers.items() if said.stdout.strip()]
 
-    def end_all(self) -> str:
-        """Returns a shell command that kills the stage's runs on a host, launchers first, and
-        removes their job files from the host.
+    def end_all(self) -> None:
+        """Kills the runs on every host, and removes their files. Raises a BackendError listing the
+        hosts that could not be restored.
         """
-        ends = [
-            f"( {host_commands.fence(self.mark(name), launchers=True)} )" for name in self.names
-        ]
-        return "\n".join(
-            [
-                *ends,
-                END.format(mark=self.link),
-                self.unmount,
-                f"rm -f {host_commands.JOBS}/$(uname -n)/{PREFIX}*",
-            ]
-        )
-
-    def put_back(self) -> None:
-        """Restores the hosts. Raises a BackendError listing the hosts that could not be
-        restored.
-        """
-        folder = quote(self.shared)
-        self.transport.run(self.end_all(), timeout=TIMEOUT)
+        own, folder = f"rm -f {host_commands.JOBS}/$(uname -n)/{PREFIX}*", quote(self.shared)
+        end = "\n".join([self.unlink, own, END.format(mark=self.mark, signal="KILL")])
         # Repeated because a launcher may have started a process on another host just before it
         # ended.
-        failed = self.transport.run(self.end_all(), timeout=TIMEOUT).failed
-        failed |= self.transport.run(
-            REMOVE.format(folder=folder), timeout=TIMEOUT, hosts=self.transport.hosts[:1]
-        ).failed
-        failed |= self.transport.run(
-            END.format(mark=self.guard), timeout=TIMEOUT
-        ).failed  # Guards are stopped last, because they must watch until the folder is removed.
+        self.transport.run(end, timeout=TIMEOUT)
+        failed = self.transport.run(end, timeout=TIMEOUT).failed
+        remove = f"rm -rf {folder}"
+        failed |= self.transport.run(remove, timeout=TIMEOUT, hosts=[self.head]).failed
+        self.transport.close()
         if failed:
             raise BackendError(
                 by_host("these hosts were not fully restored", failed),
-                next=f"run rm -rf {folder} on these hosts, then make doctor",
+                next=f"run {remove} on these hosts, then make doctor",
             )
 
 
@@ -236,89 +180,19 @@ def require_hosts(head: Head) -> Config:
     return located
 
 
-def lacking(config: Config) -> dict[str, str]:
-    """Returns the fault requirements that the config's hosts do not meet, with reasons."""
-    nodes, row = nodes_of(config), config.fleet.node_type
-    found = (
-        {SPARE: "a run on two hosts can't continue on one"} if len(config.fleet.hosts) < 3 else {}
-    )
+def lacking(config: Config, head: Head | None) -> dict[str, str]:
+    """Returns the fault requirements that the config's nodes do not meet, with reasons."""
+    if not head:
+        shares = Can.SHARED in backend_of(config).can
+        return LACKING if shares else LACKING | {DISK: "checkpoints are in S3"}
+    found, nodes, row = dict[str, str](), nodes_of(config), config.fleet.node_type
+    if len(config.fleet.hosts) < 3:
+        found[SPARE] = "a run on two hosts can't continue on one"
     if nodes < 3:
         found[MAJORITY] = "with two nodes, the slow one can't be identified; use four hosts"
     elif row and row.efa:
         found[KERNEL] = "EFA traffic bypasses the kernel, so tc can't slow it"
-    if config.fleet.container != "none":
-        found[PYTHON_OF_NODES] = "the nodes' Python is in a container image"
     return found
-
-
-@contextmanager
-def stage_on(config: Config, names: Sequence[str]) -> Iterator[RehearsalStage]:
-    """Yields a stage on the hosts of a config from `require_hosts`, for the given faults. Removes
-    the stage's files and processes afterwards.
-
-    Raises:
-        BackendError: another rehearsal is running on the hosts, or a host can't be reached or
-            restored.
-        RunError: the baseline run failed.
-    """
-    shared = f"{config.fleet.shared_folder}/rehearsal"
-    with rehearsal.own_folder() as folder, open_fleet(config) as transport:
-        made = HostStage(
-            folder,
-            transport=transport,
-            shared=shared,
-            names=("whole", *names),
-            lacking=lacking(config),
-        )
-        rehearsal.empty(made)
-        _refuse_another(made)
-        over = threading.Event()
-        try:
-            _furnish(made, config)
-            threading.Thread(target=_live, args=(made, over), daemon=True).start()
-            rehearse_unbroken(made)
-            yield made
-        finally:
-            over.set()
-            rehearsal.empty(made)
-            made.put_back()
-
-
-def _refuse_another(made: HostStage) -> None:
-    sign = f"find {quote(made.shared)}/sign -newermt '-{SILENT} seconds' 2> /dev/null || true"
-    answers = made.transport.run(sign, timeout=TIMEOUT).require("these hosts can't be reached")
-    if any(answer.stdout.strip() for answer in answers.ok.values()):
-        then = f"wait until it ends; it counts as dead after {SILENT} s of silence"
-        raise BackendError("another rehearsal is running", where=made.shared, next=then)
-
-
-def _furnish(made: HostStage, config: Config) -> None:
-    """Sets up the stage: the folder and training text on the hosts, a cleanup guard process on
-    every host, and config.yaml on this machine.
-    """
-    folder = quote(made.shared)
-    made.on_all(made.end_all())
-    guard = GUARD.format(
-        folder=folder, silent=SILENT, end=made.end_all(), remove=REMOVE.format(folder=folder)
-    )
-    python = rehearsal.python_of(made.shared, wanted_of(config).interpreter)
-    files = rehearsal.documents() | {"guard.sh": guard.encode(), "sign": b"", "python": python}
-    made.on_head(f"rm -rf {folder}")
-    made.transport.put(files, made.shared, hosts=made.transport.hosts[:1]).require(UNDONE)
-    # The public keys that authorize the head on every node.
-    keys = f"{quote(config.fleet.shared_folder or '')}/ssh"
-    made.on_head(f"[ ! -d {keys} ] || cp -r {keys} {folder}/")
-    made.on_all(
-        f"touch {folder}/sign; setsid env {made.guard} sh {folder}/guard.sh > /dev/null 2>&1 < "
-        "/dev/null &"
-    )
-    text = config_of_run(
-        fleet_of(config, made.shared),
-        f"{made.shared}/text",
-        batch=4 * nodes_of(config),
-        steps=LONGER,
-    )
-    furnish(made.folder, {"config.yaml": text.encode()})
 
 
 def nodes_of(config: Config) -> int:
@@ -345,16 +219,47 @@ def fleet_of(config: Config, shared: str) -> dict[str, object]:
         "nodes": nodes_of(config),
         "ranks_per_node": 1,
         "shared_folder": shared,
+        "python": wanted_of(config).interpreter,
     }
-    own["python"] = f"{shared}/python"
     return fleet | own
 
 
-def _live(made: HostStage, over: threading.Event) -> None:
-    """Renews this process's heartbeat until `over` is set."""
-    while not over.wait(SIGN):
-        made.transport.run(
-            f"touch -c {quote(made.shared)}/sign",
-            timeout=SIGN,
-            hosts=made.transport.hosts[:1],
+@contextmanager
+def stage_for(config: Config, sure: bool) -> Iterator[RehearsalStage]:
+    """Yields the stage on which to inject faults. Asks for consent before using real
+    nodes, unless `sure` is set.
+
+    Raises:
+        ConfigError: the faults can't be injected on this fleet.
+        RunError: the user did not consent, or the baseline run failed.
+        BackendError: another rehearsal is running, or a host can't be reached or restored.
+    """
+    backend, parent = backend_of(config), Path(tempfile.gettempdir()).resolve()
+    located = require_hosts(head) if (head := backend.harm()) else config
+    if backend.hands_over and not head:
+        host = next(iter(config.fleet.hosts), "the head node").partition("=")[0]
+        problem = "a rehearsal must run on the machine that has sbatch"
+        then = f"run ssh {host}, then make rehearse there"
+        raise ConfigError.of("fleet.hosts", problem, next=then)
+    if not backend.is_here:
+        where = ", ".join(located.fleet.hosts) if head else f"{config.fleet.backend} nodes"
+        agree("kill, stop and cut off processes of separate short runs", where, sure)
+        if not head and Can.SHARED in backend.can:
+            parent = Path(config.fleet.shared_folder or Path.cwd())
+    print(
+        "the rehearsal uses separate runs in a separate folder; first, an unbroken run", flush=True
+    )
+    with own_folder(parent) as folder:
+        stage = HostStage if head else RehearsalStage
+        with prepared(stage(folder, shared(located), lacking(located, head))) as made:
+            yield made
+
+
+def agree(what: str, where: str, sure: bool) -> None:
+    """Asks the user for consent to do `what` on `where`. Raises RunError if the user declines."""
+    if not sure and not is_agreed(f"{what} on {where}?"):
+        raise RunError(
+            "a rehearsal disrupts real hosts and needs your consent",
+            where=where,
+            next="make rehearse YES=1",
         )

@@ -19,6 +19,7 @@ from ..backends.head import Head, Hosts
 from ..backends.node_script import values_of
 from ..checkpoints import marker
 from ..config import Config, dump_resolved, load_resolved
+from ..health import faults
 from ..health.lease import TO_BEGIN, Vacancy, newest_holder, newest_standby, read_holder
 from ..hosts.head import Launcher
 from ..hosts.host_results import Host, by_host, grouped, names
@@ -112,10 +113,11 @@ def require_same(config: Config, there: Config, run: Run, finished: bool) -> Non
 
 def asked_of(head: Head, bill: Bill | None) -> dict[str, str]:
     """Returns environment variables that pass on what a launcher on a host can't query from AWS:
-    when the machines will be reclaimed, and how much was prepaid.
+    when the machines will be reclaimed, and how much was prepaid. Also passes on the run's fault.
     """
     known = {ENDS: head.ends, PAID: bill.paid if bill and bill.paid else None}
-    return {name: str(value) for name, value in known.items() if value is not None}
+    fault = faults.environment(head.config.name)
+    return {name: str(value) for name, value in known.items() if value is not None} | fault
 
 
 def launch(verb: str, plan: Plan, head: Head, place: Hosts, started: float) -> LauncherLogs:

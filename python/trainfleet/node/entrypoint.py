@@ -22,6 +22,7 @@ Environment variables:
 TRAINFLEET_BUCKET, TRAINFLEET_RUN  see storage/s3_sync_agent.py
 TRAINFLEET_SECRETS                 see trust/safe_output.py
 TRAINFLEET_ATTEMPT                 see health/fence.py
+TRAINFLEET_FAULT                   see health/faults.py
 TRAINFLEET_WATCH                   number of ranks that this node watches if there is no launcher
 TRAINFLEET_GRACE                   seconds from SIGTERM to SIGKILL, on machines that are configured
                                    to allow more than the scheduler's default

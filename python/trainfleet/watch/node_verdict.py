@@ -18,9 +18,11 @@ import time
 from pathlib import Path
 
 from ..backends.base import REQUEST, Phase, Status
+from ..health import fence
 from ..node.entrypoint import AGAIN
 from ..plan.job import Job, Request
 from ..process import file_systems
+from ..run import records
 from ..run.run_folder import Run, read_json
 from ..storage.folder_sync import FolderSync
 from ..storage.s3_sync_agent import BUCKET, EVERY
@@ -29,7 +31,7 @@ from ..trust.untrusted_input import parse_line
 from .causes import Then
 from .lines import DAY, stamp_of, time_of_day
 from .monitor import AttemptOutcome
-from .verdict import Start, judge
+from .verdict import Start, Verdict, judge
 
 SAME = 2.0  # maximum clock difference between two AWS machines, in seconds
 SETTLE = 2 * EVERY + 1.0  # seconds until the other nodes' last lines are in S3
@@ -39,6 +41,7 @@ SETTLE = 2 * EVERY + 1.0  # seconds until the other nodes' last lines are in S3
 def main(arguments: list[str]) -> int:
     folder, began = Path(arguments[0]), float(arguments[3])
     nodes, code = map(int, arguments[1:3])
+    home = Path.cwd()
     time.sleep(SETTLE)
     with tempfile.TemporaryDirectory(prefix="trainfleet-verdict-") as own:
         held = file_systems.hold(Path(own))
@@ -56,9 +59,20 @@ def main(arguments: list[str]) -> int:
             Start(began, {}),
         )
         os.close(held)
-        os.chdir("/")
+        os.chdir(home)
     print(verdict)
-    return AGAIN if verdict.then is not Then.STOP and verdict.cause != "unknown" else 0
+    return again(folder, verdict)
+
+
+def again(folder: Path, verdict: Verdict) -> int:
+    """Returns this program's exit code. Records the verdict if the scheduler retries the job,
+    because the launcher does not see that failure.
+    """
+    if verdict.then is Then.STOP or verdict.cause == "unknown":
+        return 0
+    attempt = int(os.environ.get(fence.VARIABLE, "0"))
+    Run(folder, records.node(0, attempt)).note("verdict", **verdict.record())
+    return AGAIN
 
 
 def is_since(line: str, began: float) -> bool:

@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from ..backends.base import Backend, Handle, Status
-from ..health import fence
+from ..health import faults, fence
 from ..health.heartbeat_format import read_beats
 from ..plan.job import Job, Request
 from ..run import run_folder
@@ -65,7 +65,8 @@ def persevere(
         saved, since, noticed = progress(run), start_now(request), len(notices(run))
         if not running:
             watch.confirm()
-            request = request.with_environment({fence.VARIABLE: str(fence.begin(run.folder))})
+            attempt = {fence.VARIABLE: str(fence.begin(run.folder))}
+            request = request.with_environment(attempt | faults.environment(run.name))
         outcome, running = MonitoredAttempt(watch, request).follow(running), None
         if (
             not outcome.failed

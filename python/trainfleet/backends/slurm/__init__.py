@@ -50,7 +50,7 @@ from ...run.run_folder import Run
 from ...trust import untrusted_input
 from ...trust.errors import BackendError
 from .. import job_starts, supported_keys
-from ..base import Backend, Can, Handle, Harm, Machines, Phase, Probe, Prospect, Status
+from ..base import Backend, Can, Handle, Machines, Phase, Probe, Prospect, Status
 from ..head import HEAD, Head, hours_alone
 from ..node_script import values_of
 from ..run_storage import Place, Shared
@@ -72,7 +72,7 @@ from .client import (
 )
 from .client import SlurmJob as Known
 from .parallelcluster import Cluster
-from .resources import Beside, Partitions
+from .resources import Partitions
 
 # seconds for all processes of a killed job to exit, including KillWait and the nodes' epilog
 TO_END = 60.0
@@ -153,11 +153,6 @@ class Slurm(Backend):
 
     def head(self) -> Head | None:
         return self._head
-
-    def harm(self) -> Harm:
-        return Harm(
-            steps=Beside(self.config, self.engine, self.folder, self.interpreter, self.hands_over)
-        )
 
     @property
     def lingers(self) -> bool:
