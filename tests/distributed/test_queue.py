@@ -178,7 +178,7 @@ def test_a_machine_that_never_saw_the_run_sees_all_of_it_by_its_name(
 
 
 def test_a_machine_that_never_saw_the_run_samples_its_model(site: Site, unbroken: Run) -> None:
-    assert site.type("fresh", "sample", "PROMPT=def ", "LENGTH=8", "SEED=1").startswith("def ")
+    assert site.type("fresh", "sample", "PROMPT=def ", "LENGTH=8", "SEED=1").startswith("def")
     assert "\n  12  " in site.type("fresh", "checkpoints")
 
 
