@@ -95,17 +95,18 @@ def _read_line(
 ) -> None:
     """Classifies a line. `text` follows the line's prefixes."""
     stream, (node, rank, who) = record.streams[writer], writer
+    parser = stream.tracebacks
     # Text before the traceback is a scheduler message that quotes the program.
     before = text.partition(TRACEBACK)[0] if who == "agent" and TRACEBACK in text else ""
     if sign := first_sign(("agent",), before):
         stream.signed.append(signed(sign, line, writer, index, text.strip()))
-    if stream.tracebacks.base is not None and stream.tracebacks.take(line, index, text):
+    if parser.base is not None and parser.take(line, index, text):
         return
     record.book.note(node, rank, text)
     if who in AGENTS and (found := report.take(line, writer, index, text, record.book)):
         stream.signed += found
         return
-    if who not in OUTSIDE and stream.tracebacks.take(line, index, text):
+    if who not in OUTSIDE and parser.take(line, index, text):
         return
     if sign := meant(line.who if who == "rank" else who, text):
         stream.signed.append(signed(sign, line, writer, index, text.strip()))
