@@ -114,7 +114,7 @@ def implied(text: str, by: tuple[str, ...]) -> Found | None:
     if "agent" in by and (match := ENDED.search(text)) and not FOLLOWED.search(text):
         code = int(match["signal"] or match["code"])
         rank = f" of rank {match['rank']}" if match["rank"] else ""
-        return first_sign(("exit",), f"signal {abs(code) if code < 128 else code - 128}{rank}")
+        return first_sign(("exit",), f"signal {abs(code) % 128}{rank}")
     if PARTING.search(text):
         return _mild(first_sign((*by, "error"), text), Weight.WORD)
     if not COMPLAINT.search(text):
