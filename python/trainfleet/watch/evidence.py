@@ -7,14 +7,13 @@ exit. Node names and addresses, rank PIDs, and votes against peers determine who
 
 from __future__ import annotations
 
-import functools
 import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from .causes import Sign, Weight, first_sign, signs
+from .causes import Sign, Weight, first_sign
 from .lines import LogLine
 from .tracebacks import Tracebacks
 
@@ -84,8 +83,6 @@ def _whole(by: tuple[str, ...], text: str) -> Found | None:
 
 def _said(by: tuple[str, ...], text: str) -> Found | None:
     """Returns the matching pattern for a line in no known format."""
-    if not any(word in text for group in by for word in _words(group)):
-        return implied(text, by)
     if found := heavier(first_sign(by, text), implied(text, by)):
         return _reasoned(found, by, text)
     # Schedulers join multiple reasons with " - ".
@@ -151,15 +148,6 @@ def _mild(found: Found | None, most: Weight = Weight.HINT) -> Found | None:
         replace(found[0], weight=min(found[0].weight, most), firm=False, closed=False),
         found[1],
     )
-
-
-@functools.cache
-def _words(group: str) -> tuple[str, ...]:
-    """Returns the keywords of a pattern group. Every line that matches the group contains at least
-    one of them.
-    """
-    every = {word for sign in signs().get(group, ()) for word in sign.about}
-    return (*every, "NVRM", "kernel:") if group == "agent" else tuple(every)
 
 
 _OWN = (  # lines in which a node reports its own name
