@@ -121,16 +121,13 @@ class Sign:
 
 
 @functools.cache
-def signs() -> dict[str, tuple[Sign, ...]]:
+def signs() -> dict[str, list[Sign]]:
     """Returns all patterns, grouped by the type of writer whose lines they match."""
     found: dict[str, list[Sign]] = {}
     for path in (path for folder in FOLDERS for path in sorted(folder.glob("*.yaml"))):
         for entry in read_table(path)["entries"]:
             found.setdefault(entry["by"], []).extend(_signs(entry))
-    return {
-        by: tuple(sorted(group, key=lambda sign: sign.rank, reverse=True))
-        for by, group in found.items()
-    }
+    return found
 
 
 def _signs(entry: dict[str, Any]) -> Iterator[Sign]:
@@ -147,33 +144,20 @@ def _signs(entry: dict[str, Any]) -> Iterator[Sign]:
 
 def first_sign(by: tuple[str, ...], text: str) -> tuple[Sign, re.Match[str]] | None:
     """Returns the strongest matching pattern for these types of writers, and its match, or None."""
-    sign = _sign_of(by, _NUMBERS.sub("0", text))
-    if sign is not None and (match := sign.search(text)):
-        return sign, match
-    return None
+    found = _matching(by, _NUMBERS.sub("0", text))
+    sign = max(found, key=lambda sign: sign.rank, default=None)
+    return (sign, match) if sign and (match := sign.search(text)) else None
 
 
-@functools.lru_cache(maxsize=65536)  # A thousand ranks write lines that differ only in numbers.
-def _sign_of(by: tuple[str, ...], text: str) -> Sign | None:
-    best: Sign | None = None
-    for group in by:
-        for sign in signs().get(group, ()):
-            if best is not None and sign.rank <= best.rank:
-                break
-            if sign.search(text):
-                best = sign
-    return best
-
-
-def firm_causes(by: tuple[str, ...], text: str) -> frozenset[str]:
+def firm_causes(by: tuple[str, ...], text: str) -> set[str]:
     """Returns all causes whose firm patterns match the text. More than one cause means that the
     text is ambiguous.
     """
-    return _causes_of(by, _NUMBERS.sub("0", text))
+    found = _matching(by, _NUMBERS.sub("0", text))
+    return {sign.cause for sign in found if sign.firm and sign.weight >= Weight.WORD}
 
 
-@functools.lru_cache(maxsize=4096)
-def _causes_of(by: tuple[str, ...], text: str) -> frozenset[str]:
+@functools.lru_cache(maxsize=65536)  # A thousand ranks write lines that differ only in numbers.
+def _matching(by: tuple[str, ...], text: str) -> tuple[Sign, ...]:
     every = (sign for group in by for sign in signs().get(group, ()))
-    telling = (sign for sign in every if sign.firm and sign.weight >= Weight.WORD)
-    return frozenset(sign.cause for sign in telling if sign.search(text))
+    return tuple(sign for sign in every if sign.search(text))

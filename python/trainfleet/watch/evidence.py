@@ -7,14 +7,13 @@ exit. Node names and addresses, rank PIDs, and votes against peers determine who
 
 from __future__ import annotations
 
-import functools
 import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from .causes import Sign, Weight, first_sign, signs
+from .causes import Sign, Weight, first_sign
 from .lines import LogLine
 from .tracebacks import Tracebacks
 
@@ -64,49 +63,43 @@ def meant(who: str, text: str) -> Found | None:
     """Returns the matching pattern for a line outside an exception, given its writer."""
     if who in OUTSIDE:
         return first_sign((who, "any"), text)
-    by = ("library", "any") if who == "rank" else ("library", "any", "agent")
     if daemon := DAEMON.match(text):
         return first_sign(("agent",), text[daemon.end() :]) or first_sign(("agent",), text)
-    if (
-        (severe := SEVERE.match(text))
-        and (found := first_sign((*by, "error"), rest := text[severe.end() :]))
-        and found[0].firm
-    ):
-        return _reasoned(found, by, rest)
+    by = ("library", "any") if who == "rank" else ("library", "any", "agent")
+    if severe := SEVERE.match(text):
+        found = _whole(by, text[severe.end() :])
+        if found and found[0].firm:
+            return found
     if logged := LOGGED.match(text):
         text = text[logged.end() :]
-        return _mild(_reasoned(first_sign((*by, "error"), text), by, text)) or implied(
-            f"error: {text}", by
-        )
-    text = stated(text)
-    if not any(word in text for group in by for word in _words(group)):
-        return implied(text, by)
-    found = heavier(first_sign(by, text), implied(text, by))
+        return _mild(_whole(by, text)) or implied(f"error: {text}", by)
+    return _said(by, stated(text))
+
+
+def _whole(by: tuple[str, ...], text: str) -> Found | None:
+    """Returns the matching pattern for a message that its logger marked as an error."""
+    return _reasoned(first_sign((*by, "error"), text), by, text)
+
+
+def _said(by: tuple[str, ...], text: str) -> Found | None:
+    """Returns the matching pattern for a line in no known format."""
+    if found := heavier(first_sign(by, text), implied(text, by)):
+        return _reasoned(found, by, text)
     # Schedulers join multiple reasons with " - ".
-    if found is None and who == "agent" and (parts := text.split(" - ")[1:]):
-        return next(filter(None, (first_sign(by, part) for part in parts)), None)
-    return _reasoned(found, by, text)
+    return next(filter(None, (first_sign(by, part) for part in text.split(" - ")[1:])), None)
 
 
 def _reasoned(found: Found | None, by: tuple[str, ...], text: str) -> Found | None:
     """Returns the match in the reason that an error message quotes if the reason has a different
     cause, as in `Failed compilation: no such library`. Otherwise, returns `found`.
     """
-    if (
-        found is None
-        or found[0].closed
-        or found[0].weight != Weight.WORD
-        or ": " not in text[found[1].end() :]
-    ):
+    rest = text[found[1].end() :] if found else ""
+    if found is None or found[0].closed or found[0].weight != Weight.WORD or ": " not in rest:
         return found
-    reason = first_sign((*by, "error"), text[found[1].end() :])
-    other = (
-        reason is not None
-        and reason[0].firm
-        and reason[0].weight == Weight.WORD
-        and reason[0].cause != found[0].cause
-    )
-    return reason and (replace(reason[0], closed=False), reason[1]) if other else found
+    reason = first_sign((*by, "error"), rest)
+    if reason is None or reason[0].rank != (Weight.WORD, True) or reason[0].cause == found[0].cause:
+        return found
+    return replace(reason[0], closed=False), reason[1]
 
 
 def implied(text: str, by: tuple[str, ...]) -> Found | None:
@@ -118,29 +111,22 @@ def implied(text: str, by: tuple[str, ...]) -> Found | None:
     if "agent" in by and (match := ENDED.search(text)) and not FOLLOWED.search(text):
         code = int(match["signal"] or match["code"])
         rank = f" of rank {match['rank']}" if match["rank"] else ""
-        return first_sign(("exit",), f"signal {abs(code) if code < 128 else code - 128}{rank}")
+        return first_sign(("exit",), f"signal {abs(code) % 128}{rank}")
     if PARTING.search(text):
         return _mild(first_sign((*by, "error"), text), Weight.WORD)
     if not COMPLAINT.search(text):
         return None
-    named = QUOTED.search(text)
-    inner = (
-        (first_sign((*by, "error"), named[1]) or first_sign(("program",), named[1]))
-        if named
-        else None
-    )
-    return _mild(firmer(inner, first_sign((*by, "error"), text)) or inner)
+    every, named = (*by, "error"), QUOTED.search(text)
+    quoted = named[1] if named else ""
+    inner = first_sign(every, quoted) or first_sign(("program",), quoted)
+    return _mild(firmer(inner, first_sign(every, text)) or inner)
 
 
 def firmer(inner: Found | None, whole: Found | None) -> Found | None:
     """Chooses between the match in a quoted exception and the match in the whole message. Prefers
     the quoted exception if its pattern is firm and at least as strong.
     """
-    return (
-        inner
-        if inner and inner[0].firm and (not whole or inner[0].weight >= whole[0].weight)
-        else whole
-    )
+    return inner if inner and inner[0].firm and heavier(inner, whole) is inner else whole
 
 
 def heavier(found: Found | None, other: Found | None) -> Found | None:
@@ -164,17 +150,8 @@ def _mild(found: Found | None, most: Weight = Weight.HINT) -> Found | None:
     )
 
 
-@functools.cache
-def _words(group: str) -> tuple[str, ...]:
-    """Returns the keywords of a pattern group. Every line that matches the group contains at least
-    one of them.
-    """
-    every = {word for sign in signs().get(group, ()) for word in sign.about}
-    return (*every, "NVRM", "kernel:") if group == "agent" else tuple(every)
-
-
 _OWN = (  # lines in which a node reports its own name
-    re.compile(r"^(?P<name>[\w.-]+):(?P<pid>\d+):\d+ \[\d+\] .*NCCL "),
+    re.compile(r"^(?P<name>[\w.-]+):\d+:\d+ \[\d+\] .*NCCL "),
     re.compile(r"NCCL INFO .*Using .*?:(?P<name>\d+\.\d+\.\d+\.\d+)<"),
     re.compile(r"SocketImpl\(fd=\d+, addr=\[(?P<name>[^\]]+)\]"),
     re.compile(r"My EFA addr: (?P<name>fi_addr_efa://\[[^\]]+\])"),
@@ -183,7 +160,12 @@ _OWN = (  # lines in which a node reports its own name
 )
 _OF_ALL = re.compile(r"localhost|127\.[\d.]+|::1")  # names and addresses that mean the node itself
 _HINTS = ("NCCL ", "SocketImpl(", "My EFA addr", " host ", "has joined round")
-_PIDS = (re.compile(r"\(pid:? (\d+)\)"), re.compile(r"^\d{4}-\w{3}-\d\d [\d:.]+ +(\d+):\d+ "))
+_PID_HINTS = ("pid", "NRT:", "TDRV:", "NCCL ")
+_PIDS = (
+    re.compile(r"\(pid:? (\d+)\)"),
+    re.compile(r"^\d{4}-\w{3}-\d\d [\d:.]+ +(\d+):\d+ "),
+    re.compile(r"^[\w.-]+:(\d+):\d+ \[\d+\] .*NCCL "),
+)
 
 
 @dataclass
@@ -197,17 +179,15 @@ class Book:
 
     def note(self, node: int | None, rank: int | None, text: str) -> None:
         """Records a node's name or a rank's PID from a line that the node wrote."""
-        if any(hint in text for hint in _HINTS):
-            for pattern in _OWN:
-                if match := pattern.search(text):
-                    if not _OF_ALL.fullmatch(name := plain(match["name"])):
-                        self.nodes.setdefault(name, node)
-                    if rank is not None and match.groupdict().get("pid"):
-                        self.pids.setdefault((node, int(match["pid"])), rank)
-        if rank is not None and ("pid" in text or "NRT:" in text or "TDRV:" in text):
-            for pattern in _PIDS:
-                if match := pattern.search(text):
-                    self.pids.setdefault((node, int(match[1])), rank)
+        for pattern in _OWN if any(hint in text for hint in _HINTS) else ():
+            match = pattern.search(text)
+            if match and not _OF_ALL.fullmatch(name := plain(match["name"])):
+                self.nodes.setdefault(name, node)
+        if rank is None:
+            return
+        for pattern in _PIDS if any(hint in text for hint in _PID_HINTS) else ():
+            if match := pattern.search(text):
+                self.pids.setdefault((node, int(match[1])), rank)
 
     def node_of(self, peer: str | None) -> int | None:
         """Returns the node with this name or address, or None if it is unknown."""
@@ -305,7 +285,7 @@ class Record:
     evidence: list[Evidence] = field(default_factory=list)
     # times of each node's last two steps
     steps: dict[int | None, tuple[float, float]] = field(default_factory=dict)
-    closed: float | None = None  # time of the line that reported a successful end
+    closed: float = math.inf  # time of the line that reported a successful end
     streams: dict[Writer, ProcessLines] = field(default_factory=lambda: defaultdict(ProcessLines))
 
     @property
@@ -331,27 +311,23 @@ def survived(evidence: Evidence, record: Record) -> bool:
     """Returns whether the job continued after this evidence: its process reported a later step, or
     other processes reported at least two.
     """
+    node, _, who = evidence.writer
     # A kernel line in the agent's output may come from any process.
-    untold = evidence.writer[2] == "kernel" and evidence.line.who == "agent"
-    stream = record.streams[(evidence.writer[0], None, "agent") if untold else evidence.writer]
-    if stream.progress > evidence.index:
-        return True
-    mild = evidence.weight <= Weight.HINT or evidence.cause == "rendezvous"
-    if (
-        mild
-        and evidence.writer[2] not in OUTSIDE
-        and not evidence.error
-        and stream.calm > evidence.time + BREATH
-    ):
-        return True
-    ended = record.closed is not None and evidence.time > record.closed - SKEW
-    if ended and (evidence.weight <= Weight.HINT or not evidence.firm):
-        return True
-    complaint = evidence.weight <= Weight.HINT and not evidence.firm and not evidence.error
-    for node, (last_but_one, last) in record.steps.items():
-        if complaint and node == evidence.node and last > evidence.time:
-            return True
-        more, one = (SAME_CLOCK, ONE_MORE) if node == evidence.node else (SKEW, SKEW)
-        if last_but_one > evidence.time + more or last > evidence.time + one:
-            return True
-    return False
+    untold = who == "kernel" and evidence.line.who == "agent"
+    stream = record.streams[(node, None, "agent") if untold else evidence.writer]
+    calm = stream.calm > evidence.time + BREATH and who not in OUTSIDE and not evidence.error
+    hint, ended = evidence.weight <= Weight.HINT, evidence.time > record.closed - SKEW
+    signs = (
+        stream.progress > evidence.index,
+        calm and (hint or evidence.cause == "rendezvous"),
+        ended and (hint or not evidence.firm),
+    )
+    return any(signs) or any(_stepped(evidence, *last) for last in record.steps.items())
+
+
+def _stepped(evidence: Evidence, node: int | None, steps: tuple[float, float]) -> bool:
+    """Returns whether a node's last two steps show that the job continued."""
+    mild = evidence.weight <= Weight.HINT and not (evidence.firm or evidence.error)
+    here = node == evidence.node
+    more, one = (SAME_CLOCK, 0.0 if mild else ONE_MORE) if here else (SKEW, SKEW)
+    return steps[0] > evidence.time + more or steps[1] > evidence.time + one

@@ -85,22 +85,30 @@ def _error(writer: Writer, block: PrintedException, root: bool) -> Evidence:
     by = ("error", "library", "any") if line.who == "rank" else ("error", "library", "any", "agent")
     if last := _LAST.search(text):  # the NCCL warning that the exception quotes
         text = f"{text[: last.start()]}\nNCCL WARN {last[1]}"
+    where = first_sign(("frame",), block.where)
+    if sign := _sign(block, text, by, where):
+        return _named(sign, writer, block, by)
+    weight = Weight.WORD if where or not (block.bare or block.aside) else Weight.HINT
+    said = block.message[0]
+    blank = Evidence(weight, "unknown", line, writer, block.index, writer[1], said, True, False)
+    if where:
+        return replace(blank, cause=where[0].cause)
+    return replace(_guess(blank, block, text, root), guessed=True)
+
+
+def _sign(
+    block: PrintedException, text: str, by: tuple[str, ...], where: Found | None
+) -> Found | None:
+    """Returns the pattern that an exception's message matches, unless the pattern is broad and the
+    class or the frame tells more.
+    """
     sign = firmer(first_sign(by, stated(block.inner)), first_sign(by, text))
     if block.bare:
         sign = heavier(sign, implied(block.text, by))
-    where = first_sign(("frame",), block.where)
-    if sign and where and not sign[0].firm and sign[0].cause in WIDE and "[Errno " not in text:
-        sign = None  # The frame is more specific about what failed.
-    if sign and (sign[0].firm or block.name not in BUGS):
-        return _named(sign, writer, block, by)
-    blank = Evidence(
-        Weight.WORD, "unknown", line, writer, block.index, writer[1], block.message[0], True, False
-    )
-    if where:
-        return replace(blank, cause=where[0].cause)
-    if block.bare or block.aside:
-        blank = replace(blank, weight=Weight.HINT)
-    return replace(_guess(blank, block, text, root), guessed=True)
+    if sign is None or sign[0].firm:
+        return sign
+    vague = where and sign[0].cause in WIDE and "[Errno " not in text
+    return None if vague or block.name in BUGS else sign
 
 
 def _named(sign: Found, writer: Writer, block: PrintedException, by: tuple[str, ...]) -> Evidence:
@@ -149,19 +157,19 @@ def _guess(blank: Evidence, block: PrintedException, text: str, root: bool) -> E
     if block.name in PROGRAM and _misfits(block, text):
         return replace(blank, cause="environment")
     if block.name in PROGRAM:
-        firm = not (block.bare or block.aside)
+        firm = blank.weight == Weight.WORD
         return replace(blank, cause="code", firm=firm, closed=firm and block.name in SLIPS)
     if block.name in (*RAISED, "AssertionError") and RESTORING.search(block.frames):
         return replace(blank, cause="checkpoint")
-    own = root and block.name in RAISED and OWN.match(block.frames.rpartition("\n")[2])
-    known = (
-        own
-        or (block.name == "ValueError" and block.frames)
-        or block.name == "AssertionError"
-        or (block.name in RAISED and CALLED.search(block.frames.rpartition("\n")[2]))
-        or first_sign(("program",), text)
-    )
-    return replace(blank, cause="code") if known else blank
+    return replace(blank, cause="code") if _is_own(block, text, root) else blank
+
+
+def _is_own(block: PrintedException, text: str, root: bool) -> bool:
+    """Returns whether the program's own line raised the exception, or it concerns arguments."""
+    frame = block.frames.rpartition("\n")[2]
+    raised = block.name in RAISED and (CALLED.search(frame) or (root and OWN.match(frame)))
+    checked = block.name == "AssertionError" or (block.name == "ValueError" and block.frames)
+    return bool(raised or checked or first_sign(("program",), text))
 
 
 def _misfits(block: PrintedException, text: str) -> bool:

@@ -8,7 +8,9 @@ import functools
 import json
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from time import localtime
 from typing import Any
@@ -22,6 +24,7 @@ MOST = 10**7  # upper bound for rank numbers; larger numbers are not ranks
 SHAPES = 16  # maximum number of prefixes to learn per log
 _FRAME = '  File "'
 _FAR = 200  # maximum prefix length in characters
+_OBJECT = re.compile(r'\{\s{0,2}"')
 _JSON = 1 << 16  # maximum length of a JSON line to parse, in characters
 _MESSAGES = ("message", "msg", "log", "text", "event", "textPayload", "MESSAGE", "@message", "line")
 _STACKS = ("exc_info", "exception", "stack_trace", "traceback", "stack", "exc_text")
@@ -100,22 +103,20 @@ def learned(texts: Iterable[str]) -> Shapes:
     """Learns a log's unknown prefixes, as patterns: those that precede both headers and frames of
     its tracebacks. Also learns a common left margin.
     """
-    heads, frames, margin = dict[str, None](), set[str](), _FAR
-    for text in texts:
-        if margin and text and not text.isspace():
-            margin = min(margin, len(text) - len(text.lstrip(" ")))
-        mark = TRACEBACK if TRACEBACK in text else _FRAME if _FRAME in text else ""
-        if not mark or not text.partition(mark)[0].strip() or len(heads) + len(frames) > 256:
-            continue
-        before = strip(text)[1].partition(mark)[0]
-        if not before.strip() or len(before) > _FAR:
-            continue
-        if mark is TRACEBACK:
-            heads[_shape(before)] = None
-        else:
-            frames.add(_shape(before))
-    shapes = [shape for shape in heads if shape in frames][:SHAPES]
-    return tuple(map(re.compile, [*shapes, *([" " * margin] if 0 < margin < _FAR else [])]))
+    texts = [text for text in texts if text and not text.isspace()]
+    frames = _prefixes(texts, _FRAME)
+    shapes = [shape for shape in _prefixes(texts, TRACEBACK) if shape in frames][:SHAPES]
+    margin = min((len(text) - len(text.lstrip(" ")) for text in texts), default=0)
+    margins = [" " * margin] if 0 < margin < _FAR else []
+    return tuple(map(re.compile, [*shapes, *margins]))
+
+
+def _prefixes(texts: Iterable[str], mark: str) -> dict[str, None]:
+    """Returns the unknown prefixes of lines that contain `mark`, as regular expressions."""
+    marked = (text for text in texts if text.partition(mark)[0].strip() and mark in text)
+    unknown = (strip(text)[1].partition(mark)[0] for text in marked)
+    short = (before for before in unknown if before.strip() and len(before) <= _FAR)
+    return dict.fromkeys(map(_shape, islice(short, 4096)))
 
 
 def _shape(before: str) -> str:
@@ -142,25 +143,27 @@ def opened(text: str) -> tuple[list[str], int | None, str]:
     """Unpacks a JSON line from a log shipper or structured logger into text lines, rank and
     timestamp. The list of lines is empty if the line is not JSON.
     """
-    if not (
-        text[:1] == "{" and '"' in text[:4] and len(text) < _JSON and text.rstrip().endswith("}")
-    ):
-        return [], None, ""
-    try:
-        record = json.loads(text)
-    except (ValueError, RecursionError):
-        return [], None, ""
+    record = _object(text)
     if isinstance(payload := record.get("jsonPayload"), dict):
         record |= payload
-    said = next((record[key] for key in _MESSAGES if isinstance(record.get(key), str)), None)
-    if said is None:
+    texts = {key: text for key, text in record.items() if isinstance(text, str)}
+    said = [texts[key] for key in _MESSAGES if key in texts][:1]
+    if not said:
         return [], None, ""
-    stacks = [record[key] for key in _STACKS if isinstance(record.get(key), str)]
-    lines = [line for part in (said, *stacks) for line in part.splitlines()] or [""]
+    said += [texts[key] for key in _STACKS if key in texts]
+    lines = "\n".join(said).splitlines() or [""]
     if _WARNS.search(str(record.get("level", record.get("severity", ""))).upper()):
         lines = [f"WARNING: {line}" for line in lines]
-    inner = opened(lines[0]) if len(lines) == 1 else ([], None, "")
+    inner = opened(lines[0] if len(lines) == 1 else "")
     return inner if inner[0] else (lines, _rank_of(record), _stamp_of(record))
+
+
+def _object(text: str) -> dict[str, Any]:
+    """Returns a line's JSON object, or {} if the line is not one."""
+    with suppress(ValueError, RecursionError):
+        if _OBJECT.match(text) and len(text) < _JSON and text.rstrip().endswith("}"):
+            return dict(json.loads(text))
+    return {}
 
 
 def _rank_of(record: dict[str, Any]) -> int | None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from .causes import Weight, first_sign
-from .evidence import OUTSIDE, Book, Evidence, ProcessLines, Record, Writer, meant, signed
+from .evidence import OUTSIDE, Book, Evidence, Record, Writer, meant, signed
 from .exception_classifier import errors
 from .lines import DAY, TRACEBACK, LogLine, is_calm, is_closing, is_progress, learned, strip
 
@@ -95,37 +95,36 @@ def _read_line(
 ) -> None:
     """Classifies a line. `text` follows the line's prefixes."""
     stream, (node, rank, who) = record.streams[writer], writer
+    parser = stream.tracebacks
     # Text before the traceback is a scheduler message that quotes the program.
     before = text.partition(TRACEBACK)[0] if who == "agent" and TRACEBACK in text else ""
     if sign := first_sign(("agent",), before):
         stream.signed.append(signed(sign, line, writer, index, text.strip()))
-    if stream.tracebacks.base is not None and stream.tracebacks.take(line, index, text):
+    if parser.base is not None and parser.take(line, index, text):
         return
     record.book.note(node, rank, text)
     if who in AGENTS and (found := report.take(line, writer, index, text, record.book)):
         stream.signed += found
         return
-    if who not in OUTSIDE and stream.tracebacks.take(line, index, text):
+    if who not in OUTSIDE and parser.take(line, index, text):
         return
     if sign := meant(line.who if who == "rank" else who, text):
         stream.signed.append(signed(sign, line, writer, index, text.strip()))
     else:
-        _note_life(record, stream, writer, index, line.time, text)
+        _note_life(record, writer, index, line.time, text)
 
 
-def _note_life(
-    record: Record, stream: ProcessLines, writer: Writer, index: int, time: float, text: str
-) -> None:
+def _note_life(record: Record, writer: Writer, index: int, time: float, text: str) -> None:
     """Records signs of life: progress, and lines that report no problem."""
     if writer[2] in (*OUTSIDE, "node"):
         return
     if is_progress(text):
-        stream.progress = index
+        record.streams[writer].progress = index
         record.steps[writer[0]] = record.steps.get(writer[0], (-math.inf, -math.inf))[1], time
         if is_closing(text):
             record.closed = time
     if is_calm(text):
-        stream.calm = time
+        record.streams[writer].calm = time
 
 
 @dataclass

@@ -35,6 +35,8 @@ AFTER = {  # activity from this event until the next one
     "fault": "down",
     "verdict": "down",
     "notice": "checkpoint",
+    "finished": "checkpoint",
+    "stopped": "checkpoint",
 }
 ENDS = ("finished", "stopped")
 Record = dict[str, Any]
@@ -52,6 +54,7 @@ class Span:
     checkpoint: float = 0.0
     validate: float = 0.0
     compile: float = 0.0
+    step: float = 0.0  # time of one step
 
     @classmethod
     def of(cls, line: Record, kept: bool) -> Span | None:
@@ -66,7 +69,13 @@ class Span:
             name: float(line.get(f"in_{name}") or 0.0)
             for name in ("checkpoint", "validate", "compile")
         }
-        return cls(float(line["time"]), max(0.0, float(line["span"])), kept, **apart)
+        whole, step = max(0.0, float(line["span"])), line.get("seconds")
+        step = min(float(step), whole) if isinstance(step, (int, float)) else whole
+        return cls(float(line["time"]), whole, kept, **apart, step=step)
+
+    @property
+    def work(self) -> str:
+        return "useful" if self.kept else "repeated"
 
     def uses(self, seconds: float, step: float) -> Iterator[tuple[str, float]]:
         """Divides `seconds` among the activities. `step` is the usual step time, which does not
@@ -81,7 +90,14 @@ class Span:
             spent = min(max(0.0, wanted), rest)
             rest -= spent
             yield name, spent
-        yield "useful" if self.kept else "repeated", rest
+        yield self.work, rest
+
+    def spend(self, at: float, before: str, step: float, spent: dict[str, float]) -> None:
+        """Adds the span's seconds to `spent`, and those since `at` to the activity `before` it."""
+        begin = max(at, self.time - self.seconds)
+        spent[before] += max(0.0, begin - at)
+        for name, seconds in self.uses(max(0.0, self.time - begin), step):
+            spent[name] += seconds
 
 
 def ledger(
@@ -93,39 +109,36 @@ def ledger(
     `now` (unix time) is set while the run is active. Time lost in a crash comes from `lost` events,
     because the crash's lines are removed from the metrics.
     """
-    timed = [(line, span) for line in metrics if (span := Span.of(line, True))]
-    spans = [span for _, span in timed]
-    usual = median([_of_a_step(line, span) for line, span in timed if not span.compile] or [0.0])
+    lines = [(line, True) for line in metrics]
     for event in events:
-        spans += [
-            span
-            for line in event.get("spans", ())
-            if event["event"] == "lost" and (span := Span.of(line, False))
-        ]
+        lost = event["event"] == "lost"
+        lines += [(line, False) for line in event.get("spans", ()) if lost]
+    spans = [span for line, kept in lines if (span := Span.of(line, kept))]
+    usual = median([span.step for span in spans if span.kept and not span.compile] or [0.0])
     spent = dict.fromkeys(USES, 0.0)
-    launches = _launches(events)
-    for launch, follower in zip(launches, [*launches[1:], None], strict=False):
-        until = float(follower[0]["started"]) if follower else math.inf
+    for launch, until in _launches(events):
         mine = [span for span in spans if launch[0]["started"] <= span.time < until]
-        _sweep(launch, mine, usual, None if follower else now, spent)
+        _sweep(launch, mine, usual, now if until == math.inf else None, spent)
     return {use: round(seconds, 3) for use, seconds in spent.items() if seconds > 0}
 
 
-def _of_a_step(line: Record, span: Span) -> float:
-    """Returns the time of one step from a metrics line."""
-    seconds = line.get("seconds")
-    return min(float(seconds), span.seconds) if isinstance(seconds, (int, float)) else span.seconds
-
-
-def _launches(events: Sequence[Record]) -> list[list[Record]]:
-    """Returns the events of each command that recorded its start, beginning with `launched`."""
+def _launches(events: Sequence[Record]) -> Iterator[tuple[list[Record], float]]:
+    """Yields the events of each command that recorded its start, beginning with `launched`, and the
+    start of the next command.
+    """
     launches: list[list[Record]] = []
     for event in events:
         if event["event"] == "launched":
             launches.append([])
         if launches:
             launches[-1].append(event)
-    return [launch for launch in launches if "started" in launch[0]]
+    begun = [launch for launch in launches if "started" in launch[0]]
+    starts = [float(launch[0]["started"]) for launch in begun]
+    yield from zip(begun, [*starts[1:], math.inf], strict=False)
+
+
+def _time(moment: Record | Span) -> float:
+    return moment.time if isinstance(moment, Span) else moment["time"]
 
 
 def _sweep(
@@ -136,31 +149,23 @@ def _sweep(
     spent: dict[str, float],
 ) -> None:
     """Adds one command's seconds to `spent`, event by event."""
-    begin = float(launch[0]["started"])
-    last = max((span.time for span in spans), default=begin)
-    # A killed launcher does not record its end.
-    end = max(now or 0.0, last, *(event["time"] for event in launch))
-    ended = {event["event"] for event in launch} & {*ENDS}
-    at, use, stepping = begin, "prepare", False
-    moments: list[tuple[float, int, Record | Span]] = [
-        (event["time"], 1, event) for event in launch
-    ]
-    moments += [(span.time, 0, span) for span in spans]
-    for time, _, what in sorted(moments, key=lambda moment: moment[:2]):
-        if isinstance(what, Span):
-            from_ = max(at, time - what.seconds)
-            work = "useful" if what.kept else "repeated"
+    at, use, stepping = float(launch[0]["started"]), "prepare", False
+    last = max((span.time for span in spans), default=at)
+    ended = {*ENDS} & {event["event"] for event in launch}
+    for moment in sorted([*spans, *launch], key=_time):  # a span precedes an event of its time
+        time = _time(moment)
+        if isinstance(moment, Span):
             # Any gap between consecutive spans comes from rounding.
-            spent[work if stepping else use] += max(0.0, from_ - at)
-            for name, seconds in what.uses(max(0.0, time - from_), usual):
-                spent[name] += seconds
+            moment.spend(at, moment.work if stepping else use, usual, spent)
             use = "checkpoint" if ended and time >= last else "down"
-        elif what["event"] in AFTER or what["event"] in ENDS:
+        elif moment["event"] in AFTER:
             spent[use] += max(0.0, time - at)
-            use = AFTER.get(what["event"], "checkpoint")
+            use = AFTER[moment["event"]]
         else:
             continue
-        at, stepping = max(at, time), isinstance(what, Span)
+        at, stepping = max(at, time), isinstance(moment, Span)
+    # A killed launcher does not record its end.
+    end = max(now or 0.0, last, *map(_time, launch))
     spent["useful" if now is not None and stepping else use] += max(0.0, end - at)
 
 
