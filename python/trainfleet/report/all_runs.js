@@ -154,9 +154,9 @@ const known = () => [...chosen.keys()].map(id => runs.find(run => run.id === id)
 async function load() {
   for (const run of known().filter(run => curves.get(run.id)?.updated !== run.updated && !pending.has(run.id))) {
     pending.add(run.id);
-    ask(`/curves.json?run=${run.id}`).catch(error => ({fault: error.message})).then(found => {
+    ask(`/curves.json?run=${run.id}`).catch(error => ({fault: error.message, updated: null})).then(found => {
       pending.delete(run.id);
-      curves.set(run.id, {...found, updated: run.updated});
+      curves.set(run.id, {updated: run.updated, ...found});
       if (chosen.has(run.id)) side();
     });
   }

@@ -12,6 +12,7 @@ import json
 import os
 import threading
 import time
+from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -28,6 +29,7 @@ from ..run.run_folder import Record, Run, logs_of, size_of, whole_lines
 from ..trust import untrusted_input
 from ..trust.errors import InputError, TrainfleetError
 from ..trust.safe_output import shown
+from ..trust.untrusted_input import shortened
 from .history import number, quantity, read
 from .server import HTML, Query, Routes
 from .summary import differences, value_text
@@ -39,11 +41,13 @@ LARGEST = 256 * untrusted_input.MEBIBYTE  # maximum size of metrics.jsonl for cu
 POINTS = 1000  # maximum points per curve
 KEPT = 14  # maximum number of runs whose metrics stay in memory; the page shows as many
 LOGS, LOG_END = 16, 64 * untrusted_input.KIBIBYTE  # maximum number of logs, and bytes of each
-FILES = ("results.json", "head.json", "metrics.jsonl")
-ENDED = ("finished", "failed", "stopped", "unreadable")
+NOTE = 300  # maximum characters of a verdict or phase
+FILES = ("results.json", "head.json", "metrics.jsonl", "report.html")
+ENDED = ("finished", "failed", "stopped")
 CURVES = ("loss", "valid_loss", "lr", "grad_norm", "tokens_per_second")
 COLUMNS = (*CURVES, "tokens", "span")
-Columns = dict[str, tuple[list[int], list[float]]]  # steps and values of each metric
+Curve = tuple[Sequence[int], Sequence[float]]  # steps and values
+Columns = dict[str, Curve]
 
 
 class AllRuns:
@@ -82,7 +86,7 @@ class AllRuns:
             for entry in entries:
                 stamp = [_stamp(f"{entry.path}/{file}") for file in FILES]
                 if stamp[0] or stamp[1]:
-                    found.append((max(filter(None, stamp))[0] / 1e9, entry.name, stamp))
+                    found.append((max(filter(None, stamp[:-1]))[0] / 1e9, entry.name, stamp))
         return found
 
     def _card(self, name: str, stamp: object, updated: float) -> Record:
@@ -153,14 +157,16 @@ def summary_of(run: Run) -> Record:
     size = model.get("parameters")
     return {
         "status": history.status,
-        "note": shown(history.verdict[0] if history.verdict else history.phase),
+        "note": shown(shortened(history.verdict[0] if history.verdict else history.phase, NOTE)),
         "step": history.step,
         "steps": results.get("total_steps") or results.get("steps"),
         "loss": None if history.is_lost else history.losses[1],
         **{name: history.measured(name) for name in ("valid_loss", "tokens_per_second", "tokens")},
         "usd": number(results.get("usd")),
         "nodes": results.get("nodes"),
-        "model": shown(f"{model.get('family', '')} {quantity(size) if size else ''}".strip()),
+        "model": shown(
+            shortened(f"{model.get('family', '')} {quantity(size) if size else ''}".strip())
+        ),
     }
 
 
@@ -181,7 +187,7 @@ def columns_of(run: Run) -> Columns:
     found: Columns = dict.fromkeys(COLUMNS, ([], []))
     found |= {name: _finite(steps, column) for name, column in zip(COLUMNS, columns, strict=False)}
     at, spans = found["span"]
-    return found | {"elapsed": (at, [*accumulate(spans)])}
+    return found | {"elapsed": (at, array("d", accumulate(spans)))}
 
 
 def _lines(run: Run) -> Iterator[Record]:
@@ -210,30 +216,28 @@ def _record(line: bytes) -> Record | None:
     return None
 
 
-def _finite(steps: list[int], values: Sequence[Any]) -> tuple[list[int], list[float]]:
+def _finite(steps: list[int], values: Sequence[Any]) -> Curve:
     """Returns the finite values and their steps."""
     with suppress(TypeError, OverflowError):  # the sum tells in one pass whether all are finite
         if isfinite(sum(values)):
-            return steps, list(values)
+            return steps, array("d", values)
     kept = [pair for pair in zip(steps, values, strict=True) if isinstance(pair[1], (int, float))]
     whole = [pair for pair in kept if -records.LARGEST <= pair[1] <= records.LARGEST]
-    return [step for step, _ in whole], [value for _, value in whole]
+    return [step for step, _ in whole], array("d", [value for _, value in whole])
 
 
-def cut(
-    steps: list[int], values: list[float], begin: int | None, end: int | None
-) -> tuple[list[int], list[float]]:
+def cut(steps: Sequence[int], values: Sequence[float], begin: int | None, end: int | None) -> Curve:
     """Returns the points between two steps, and one more on each side."""
     first = 0 if begin is None else max(0, bisect_left(steps, begin) - 1)
     last = len(steps) if end is None else bisect_right(steps, end) + 1
     return steps[first:last], values[first:last]
 
 
-def thinned(steps: list[int], values: list[float]) -> tuple[list[int], list[float]]:
+def thinned(steps: Sequence[int], values: Sequence[float]) -> Curve:
     """Returns at most POINTS points of a curve: its ends, and the minimum and the maximum of each
     bucket.
     """
-    chosen: list[int] = [*range(len(steps))]
+    chosen: Sequence[int] = range(len(steps))
     if len(steps) > POINTS:
         buckets = POINTS // 2 - 1
         kept = {0, len(steps) - 1}
