@@ -23,7 +23,7 @@ from ..process.processes import die_with_parent
 from ..trust.errors import ImageError
 from ..trust.redaction import keep_secret
 from ..trust.safe_output import shown
-from .builders import ARCHITECTURE, LAYERS, PARTS, Builder, ImageRecipe, LocalImage, write_context
+from .builders import ARCHITECTURE, LAYERS, PARTS, Builder, FoundImage, ImageRecipe, write_context
 
 KEPT = 40  # number of last output lines to search for the cause of a failure
 SHOWN, MOST = 6, 600  # maximum lines in a message, and characters per line
@@ -133,7 +133,7 @@ PUSHES = (
 )
 
 
-def build(recipe: ImageRecipe, builder: Builder, commit: str, say: Say) -> LocalImage:
+def build(recipe: ImageRecipe, builder: Builder, commit: str, say: Say) -> FoundImage:
     """Returns the local image `recipe.reference`. Builds it if it is missing.
 
     Raises:
@@ -180,7 +180,7 @@ def build(recipe: ImageRecipe, builder: Builder, commit: str, say: Say) -> Local
     return found
 
 
-def require(found: LocalImage, recipe: ImageRecipe) -> LocalImage:
+def require(found: FoundImage, recipe: ImageRecipe) -> FoundImage:
     """Returns the image if it matches the recipe. Raises ImageError if its tag or processor
     architecture differs from the recipe's.
     """
@@ -210,7 +210,7 @@ def newest_of(recipe: ImageRecipe, builder: Builder) -> tuple[str, str] | None:
     return None
 
 
-def describe(found: LocalImage) -> str:
+def describe(found: FoundImage) -> str:
     """Describes an image by its size, layer count and code layer size."""
     last = f"; the last has {found.layers[-1] / 1e6:,.1f} MB" if found.layers else ""
     return f"{found.size / 1e6:,.0f} MB in {len(found.layers)} layers{last}"
@@ -322,9 +322,11 @@ def package_sources(say: Say) -> dict[str, str]:
         values.get("no-index", "").lower() in ("1", "true", "yes", "on")
         and "find-links" not in values
     ):
-        then = "serve the folder of wheels over HTTP, and set find-links to its address"
-        what = "pip's no-index is set, and the build can't reach any other package source"
-        raise ImageError(what, where=found["places"]["no-index"], next=then)
+        raise ImageError(
+            "pip's no-index is set, and the build can't reach any other package source",
+            where=found["places"]["no-index"],
+            next="serve the folder of wheels over HTTP, and set find-links to its address",
+        )
     return values
 
 
@@ -356,11 +358,9 @@ def commit_of(root: Path = ROOT) -> str:
         )
         for words in (("rev-parse", "HEAD"), ("status", "--porcelain"))
     ]
-    return (
-        said[0].stdout.strip() + ("+" if said[1].stdout.strip() else "")
-        if said[0].returncode == 0
-        else "unknown"
-    )
+    if said[0].returncode == 0:
+        return said[0].stdout.strip() + ("+" if said[1].stdout.strip() else "")
+    return "unknown"
 
 
 class BuildSteps:

@@ -11,7 +11,6 @@ import base64
 import binascii
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ..cloud.calls import Calls, passing
@@ -19,7 +18,7 @@ from ..cloud.repository import GONE, HOST, NAME, held_as, holders
 from ..cloud.template_inputs import pairs
 from ..trust.errors import CloudError, ImageError, InputError
 from ..trust.untrusted_input import parse_json
-from .builders import Builder, ImageRecipe, last_line
+from .builders import Builder, FoundImage, ImageRecipe, last_line
 from .building import PUSHES, Say, run_builder
 
 MANIFESTS = [
@@ -56,15 +55,6 @@ POLICY = {
 }
 
 
-@dataclass(frozen=True)
-class StoredImage:
-    """Image in the registry, with its labels, processor architecture and stored size in bytes."""
-
-    labels: Mapping[str, str]
-    architecture: str
-    size: int
-
-
 class Registry:
     """Repository of trainfleet images in an AWS account and region."""
 
@@ -78,16 +68,14 @@ class Registry:
         """Returns the registry in an image name, or None if the image is not in ECR."""
         host, _, rest = reference.partition("/")
         match = HOST.fullmatch(host)
-        return (
-            cls(Calls(match[2]), match[1], rest.partition("@")[0].partition(":")[0])
-            if match and rest
-            else None
-        )
+        if match and rest:
+            return cls(Calls(match[2]), match[1], rest.partition("@")[0].partition(":")[0])
+        return None
 
     def name(self, tag: str) -> str:
         return f"{self.host}/{self.repository}:{tag}"
 
-    def find(self, tag: str) -> StoredImage | None:
+    def find(self, tag: str) -> FoundImage | None:
         """Returns the image with this tag or digest (`sha256:...`), or None if it does not exist.
 
         Raises:
@@ -135,13 +123,11 @@ class Registry:
                     "ecr", "PutImage", repositoryName=self.repository, imageTag=mine, **manifest
                 )
 
-    def _stored(self, text: str, tag: str) -> StoredImage:
+    def _stored(self, text: str, tag: str) -> FoundImage:
         try:
             manifest: Any = parse_json(text, self.name(tag))
-            digest, size = (
-                str(manifest["config"]["digest"]),
-                sum(int(layer["size"]) for layer in manifest["layers"]),
-            )
+            digest = str(manifest["config"]["digest"])
+            size = sum(int(layer["size"]) for layer in manifest["layers"])
             address = self.calls(
                 "ecr",
                 "GetDownloadUrlForLayer",
@@ -154,12 +140,10 @@ class Registry:
                 str(name): str(value)
                 for name, value in ((config.get("config") or {}).get("Labels") or {}).items()
             }
-            return StoredImage(labels, str(config.get("architecture", "")), size)
+            return FoundImage(labels, str(config.get("architecture", "")), (size,))
         except (InputError, KeyError, TypeError, ValueError, AttributeError, OSError) as error:
-            why, then = (
-                f"{type(error).__name__}: {error}",
-                "run make push, or set another fleet.container",
-            )
+            why = f"{type(error).__name__}: {error}"
+            then = "run make push, or set another fleet.container"
             raise ImageError(
                 "is not a readable image", where=self.name(tag), why=why, next=then
             ) from error
@@ -194,10 +178,8 @@ class Registry:
                 f"--repository-name {self.repository} --image-tag-mutability IMMUTABLE "
                 f"--region {self.calls.region}"
             )
-            where, then = (
-                str(found.get("repositoryUri", self.repository)),
-                f"aws ecr put-image-tag-mutability {options}",
-            )
+            where = str(found.get("repositoryUri", self.repository))
+            then = f"aws ecr put-image-tag-mutability {options}"
             raise ImageError(
                 "has mutable tags, which make push does not support",
                 where=where,
@@ -277,12 +259,11 @@ class Registry:
         user, password = self.token()
         said = builder.login(self.host, user, password)
         if said.returncode:
-            then = "allow ecr:GetAuthorizationToken, then try aws ecr describe-repositories"
             raise ImageError(
                 "the registry refused the login",
                 where=self.host,
                 why=last_line(said.stderr),
-                next=then,
+                next="allow ecr:GetAuthorizationToken, then try aws ecr describe-repositories",
             )
         for words in builder.push(recipe.reference, target):
             run_builder(builder, words, f"can't push {target}", PUSHES)
@@ -296,15 +277,17 @@ def _download(address: str) -> str:
         return str(stream.read(CONFIG).decode())
 
 
-def require_content(stored: StoredImage, recipe: ImageRecipe, where: str) -> None:
+def require_content(stored: FoundImage, recipe: ImageRecipe, where: str) -> None:
     """Raises ImageError if the content of a tagged image does not match its recipe, because a push
     can't replace an immutable tag.
     """
     if (said := stored.labels.get("org.opencontainers.image.version")) != recipe.tag:
         why = f"the tag in its label is {said or 'missing'}; it was pushed by hand"
         tag = where.rpartition(":")[2]
-        remedy = (
-            f"remove it: aws ecr batch-delete-image --repository-name {NAME} --image-ids "
-            f"imageTag={tag}"
+        raise ImageError(
+            "has this tag, but different content",
+            where=where,
+            why=why,
+            next=f"remove it: aws ecr batch-delete-image --repository-name {NAME} --image-ids "
+            f"imageTag={tag}",
         )
-        raise ImageError("has this tag, but different content", where=where, why=why, next=remedy)

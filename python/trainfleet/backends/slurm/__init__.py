@@ -43,14 +43,14 @@ from ...node.placement import expand_hosts
 from ...node.placements.slurm import PLACEMENT
 from ...plan.estimate import Bill
 from ...plan.fabric_environment import fabric_environment
-from ...plan.job import Artifact, Job, Request
+from ...plan.job import Job, Request
 from ...process.install_paths import CODE, python_path
 from ...run import run_folder
 from ...run.run_folder import Run
 from ...trust import untrusted_input
 from ...trust.errors import BackendError
 from .. import job_starts, supported_keys
-from ..base import Backend, Can, Handle, Machines, Phase, Probe, Prospect, Status
+from ..base import Backend, Can, Handle, Machines, Phase, Probe, Status
 from ..head import HEAD, Head, hours_alone
 from ..node_script import values_of
 from ..run_storage import Place, Shared
@@ -102,10 +102,8 @@ class Login(Head):
         fleet = self.config.fleet
         if fleet.hosts:
             return self.config
-        address, user = (
-            Cluster(self.config).head(),
-            fleet.ssh.user or USERS[fleet.slurm.parallelcluster.os],
-        )
+        address = Cluster(self.config).head()
+        user = fleet.ssh.user or USERS[fleet.slurm.parallelcluster.os]
         ssh = replace(fleet.ssh, user=user)
         return replace(
             self.config,
@@ -125,6 +123,13 @@ class Login(Head):
     @property
     def leads(self) -> bool:
         return False  # no standby, because Slurm jobs need no launcher
+
+    def enter(self) -> int:
+        """Sets up the shared folder and Python on the nodes' shared file system, through the host.
+        Returns an exit code.
+        """
+        self.look_again()
+        return host_setup.main(self.located, whole=False)
 
     def known(self, name: str) -> Host | None:
         return as_slurm_says(name)
@@ -449,11 +454,9 @@ class Slurm(Backend):
         number, words = max(
             ((number, words) for number, words in mine if words[4] == where), default=(0, [])
         )
-        return (
-            self._handle(Path(words[3]), str(number), words[1], int(words[2]))
-            if number
-            else Handle(self.name, "", "", 0)
-        )
+        if number:
+            return self._handle(Path(words[3]), str(number), words[1], int(words[2]))
+        return Handle(self.name, "", "", 0)
 
     def place(self, run: Run) -> Place:
         """Returns the run folder if this machine shares the nodes' file system, otherwise a mirror
@@ -478,8 +481,10 @@ class Slurm(Backend):
         return cluster_file.costs(self.config, by_table()).bill(self.fleet.nodes)
 
     def machines(self) -> Machines:
-        cluster = Cluster(self.config) if self.fleet.slurm.create else Partitions(self.engine)
-        return Entrance(self._head, cluster) if self._head else cluster
+        enter = self._head.enter if self._head else lambda: 0
+        if self.fleet.slurm.create:
+            return Cluster(self.config, enter)
+        return Partitions(self.engine, enter)
 
     def probe(self) -> Probe | None:
         """Returns sinfo's report on the nodes, and the facts of one node.
@@ -490,39 +495,6 @@ class Slurm(Backend):
             return None
         lines, facts = resources.report(self.engine, self._sited()[0].fleet.slurm)
         return Probe(tuple(lines), {facts.hostname: facts} if facts else {})
-
-
-class Entrance(Machines):
-    """Machines (base.py) behind an SSH host, through which setup prepares the nodes' shared
-    folder.
-    """
-
-    def __init__(self, head: Head, cluster: Cluster | Partitions) -> None:
-        self.head, self.cluster, self.made = head, cluster, cluster.made
-
-    def changes(self) -> tuple[Artifact, ...]:
-        return self.cluster.changes()
-
-    def left(self) -> list[str]:
-        return self.cluster.left()
-
-    def costing(self) -> list[str]:
-        return self.cluster.costing()
-
-    def remove(self, purge: bool) -> None:
-        self.cluster.remove(purge)
-
-    def prospect(self, hours: float | None, speed: float | None) -> Prospect:
-        return self.cluster.prospect(hours, speed)
-
-    def apply(self) -> int:
-        """Creates the cluster, and sets up the shared folder and Python on the nodes' shared file
-        system.
-        """
-        if code := self.cluster.apply():
-            return code
-        self.head.look_again()
-        return host_setup.main(self.head.located, whole=False)
 
 
 def folder_of(config: Config) -> str:
@@ -541,9 +513,9 @@ def _ours(job: Known) -> list[str]:
     Returns an empty list for jobs that trainfleet did not submit.
     """
     words = job.comment.split(" ", 4)
-    return (
-        words if len(words) == 5 and words[0] == COMMENT and untrusted_input.whole(words[2]) else []
-    )
+    if len(words) == 5 and words[0] == COMMENT and untrusted_input.whole(words[2]):
+        return words
+    return []
 
 
 def _token(job: Known) -> str:

@@ -53,16 +53,6 @@ PHASES = {
 WELL = "COMPLETED"
 
 
-@dataclass(frozen=True)
-class SbatchRefusal:
-    """Plain-language reason why Slurm rejected a job, and the config key responsible for it, if
-    any.
-    """
-
-    means: str
-    key: str
-
-
 @functools.cache
 def _table() -> dict[str, Any]:
     return dict(read_table(FILE))
@@ -83,16 +73,6 @@ def why_waiting(reason: str) -> str:
     if name is None:
         return f"({reason}): see slurm.schedmd.com/job_reason_codes.html"
     return f"({reason}): {known[name]['means']}; next: {known[name]['do']}"
-
-
-def why_refused(said: str) -> SbatchRefusal | None:
-    """Explains an error message from sbatch, squeue or scontrol. Returns None if the message is
-    unknown.
-    """
-    for entry in _table()["refusals"]:
-        if re.search(entry["says"], said):
-            return SbatchRefusal(entry["means"], entry["key"])
-    return None
 
 
 TIMEOUT = 60.0  # timeout per command in seconds; slurmctld is slow under heavy load
@@ -141,10 +121,9 @@ def ask_here(
     if HEAD in os.environ:  # use a login shell, because a profile may add Slurm to PATH
         words = ["bash", "-lc", as_asked(words, 'exec "$@"'), "bash", *words]
     elif shutil.which(words[0]) is None:
-        why = "fleet.backend slurm needs Slurm's commands here, or on a machine in fleet.hosts"
         raise BackendError(
             f"{words[0]} is not in this machine's PATH",
-            why=why,
+            why="fleet.backend slurm needs Slurm's commands here, or on a machine in fleet.hosts",
             next="run module load slurm, or set fleet.hosts: [your login node]",
         )
     elif words[0] != "env":
@@ -175,11 +154,9 @@ def as_asked(words: Sequence[str], command: str) -> str:
 
     `env` still gets these variables, because its purpose is to print them.
     """
-    return (
-        command
-        if words[0] == "env"
-        else f"unset {' '.join(f'${{!{name}*}}' for name in SAID)}; {command}"
-    )
+    if words[0] == "env":
+        return command
+    return f"unset {' '.join(f'${{!{name}*}}' for name in SAID)}; {command}"
 
 
 @dataclass(frozen=True)
@@ -225,7 +202,8 @@ class SlurmClient:
         self.next_look, self.pause = 0.0, SHORTEST
         self.trouble = ""
         # nodes that do not accept jobs, and the time at which this list expires
-        self.nodes, self.nodes_until = (dict[str, str](), 0.0)
+        self.nodes = dict[str, str]()
+        self.nodes_until = 0.0
 
     def run(self, *words: str) -> str:
         """Runs a Slurm command and returns its stdout.
@@ -321,11 +299,9 @@ class SlurmClient:
         known = self.jobs.get(job.id)
         if job.state != CANCELLED or job.reason != NO_REASON:
             return job
-        return (
-            known
-            if known and known.state == CANCELLED
-            else replace(job, reason=self._of_old(job.id).reason or NO_REASON)
-        )
+        if known and known.state == CANCELLED:
+            return known
+        return replace(job, reason=self._of_old(job.id).reason or NO_REASON)
 
     def _of_old(self, number: str) -> SlurmJob:
         """Returns the accounting record of a job that squeue no longer lists."""
@@ -364,13 +340,21 @@ def user_of(uid: int) -> str:
 
 
 def refused(command: str, said: str) -> BackendError:
-    """Converts a Slurm error message to an exception."""
+    """Converts a Slurm error message to an exception, with an explanation if the message is known.
+
+    Its `where` is the responsible config key, if any.
+    """
     line = said.strip().partition("\n")[0] or "it printed nothing"
-    known = why_refused(said)
-    if known is None:
-        return BackendError(f"{command} failed", why=line, next="sinfo; squeue --me")
-    then = f"make plan SET='{known.key}=...'" if known.key else "scontrol ping; sinfo"
-    return BackendError(known.means, where=known.key, why=line, next=then)
+    for known in _table()["refusals"]:
+        if re.search(known["says"], said):
+            key = known["key"]
+            return BackendError(
+                known["means"],
+                where=key,
+                why=line,
+                next=f"make plan SET='{key}=...'" if key else "scontrol ping; sinfo",
+            )
+    return BackendError(f"{command} failed", why=line, next="sinfo; squeue --me")
 
 
 @dataclass(frozen=True)

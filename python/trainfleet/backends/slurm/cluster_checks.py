@@ -17,7 +17,6 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from errno import EHOSTDOWN, EHOSTUNREACH, ENETUNREACH, ETIMEDOUT
 
 from ...config.types import SlurmConfig
@@ -63,10 +62,8 @@ def partitions(engine: SlurmClient, slurm: SlurmConfig) -> list[Partition]:
             cluster's partitions.
     """
     rows = read_partitions(engine.run("scontrol", "--oneliner", "show", "partition"))
-    asked, known = (
-        set(filter(None, (slurm.partition or "").split(","))),
-        ", ".join(row.name for row in rows),
-    )
+    asked = set(filter(None, (slurm.partition or "").split(",")))
+    known = ", ".join(row.name for row in rows)
     chosen = [row for row in rows if (row.name in asked if asked else row.is_default)]
     then = f"make plan SET='{PARTITION}={rows[0].name}'" if rows else "sinfo"
     if unknown := sorted(asked - {row.name for row in rows}):
@@ -125,12 +122,9 @@ def _require_nodes(engine: SlurmClient, nodes: int, names: str, without: Mapping
     left = len(hosts) - len(out)
     if left < nodes:
         rows = "".join(f"\n  {host}: {why}" for host, why in out.items())
-        what = (
-            f"the job needs {nodes} nodes, but only {left} of {len(hosts)} hosts can take a job"
-            f"{rows}"
-        )
         raise BackendError(
-            what,
+            f"the job needs {nodes} nodes, but only {left} of {len(hosts)} hosts can take a job"
+            f"{rows}",
             where=f"partition {names}",
             next=f"set NODES={left}, or another {PARTITION}" if left else "sinfo -R",
         )
@@ -171,14 +165,11 @@ def require_private(engine: SlurmClient) -> None:
     """
     said = engine.run("scontrol", "show", "config")
     if re.search(r"(?m)^AccountingStoreFlags\s*=.*\bjob_env\b", said):
-        why = (
-            "AccountingStoreFlags includes job_env, so the cluster's database would store their "
-            "values"
-        )
         raise BackendError(
             "can't pass secrets to this cluster",
             where="fleet.secrets",
-            why=why,
+            why="AccountingStoreFlags includes job_env, so the cluster's database would store "
+            "their values",
             next="ask its administrators to remove job_env, or use SET='fleet.secrets=[]'",
         )
 
@@ -196,12 +187,7 @@ PORT = re.compile(r"(?m)^SlurmdPort\s*=\s*([0-9]{1,5})\s*$")
 UNHEARD = (EHOSTDOWN, EHOSTUNREACH, ENETUNREACH, ETIMEDOUT)
 
 
-@dataclass(frozen=True)
-class SlurmdAddress:
-    """Address and port of a node's slurmd."""
-
-    address: str
-    port: int
+Address = tuple[str, int]  # address and port of a node's slurmd
 
 
 def absent(engine: SlurmClient, hosts: Sequence[str]) -> dict[str, str]:
@@ -219,12 +205,12 @@ def absent(engine: SlurmClient, hosts: Sequence[str]) -> dict[str, str]:
     )
     gone = [host for host, said in answers.items() if there and said is False]
     return {
-        host: f"no answer from {known[host].address}, port {known[host].port} (slurmd), {told}"
+        host: f"no answer from {known[host][0]}, port {known[host][1]} (slurmd), {told}"
         for host in gone
     }
 
 
-def places(engine: SlurmClient, hosts: Sequence[str]) -> dict[str, SlurmdAddress]:
+def places(engine: SlurmClient, hosts: Sequence[str]) -> dict[str, Address]:
     """Returns machine → slurmd address, as reported by Slurm."""
     asked = [host for host in hosts if re.fullmatch(NAME, host)]
     if not asked:
@@ -237,16 +223,16 @@ def places(engine: SlurmClient, hosts: Sequence[str]) -> dict[str, SlurmdAddress
     found = [match for row in rows if (match := NODE.match(row)) and match[1] in asked]
     ports = [untrusted_input.whole(match[3] or (usual[1] if usual else "")) for match in found]
     return {
-        match[1]: SlurmdAddress(match[2], port)
+        match[1]: (match[2], port)
         for match, port in zip(found, ports, strict=True)
         if port and port < 2**16
     }
 
 
-def answer(place: SlurmdAddress) -> bool | None:
+def answer(place: Address) -> bool | None:
     """Returns whether a machine responds, or None if its name does not resolve."""
     try:
-        socket.create_connection((place.address, place.port), WAIT).close()
+        socket.create_connection(place, WAIT).close()
     except (TimeoutError, OSError) as error:
         if isinstance(error, ConnectionError):
             return True

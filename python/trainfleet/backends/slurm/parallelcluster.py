@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,12 +77,11 @@ class Cluster(Machines):
 
     made = True
 
-    def __init__(self, config: Config) -> None:
-        self.config, self.name = config, cluster_name(config)
-        self.region, self.system = (
-            config.fleet.aws.region or "",
-            config.fleet.slurm.parallelcluster.os,
-        )
+    def __init__(self, config: Config, enter: Callable[[], int] = lambda: 0) -> None:
+        """`enter` sets up the nodes' shared folder once the cluster is ready."""
+        self.config, self.name, self.enter = config, cluster_name(config), enter
+        self.region = config.fleet.aws.region or ""
+        self.system = config.fleet.slurm.parallelcluster.os
         self.calls = Calls(self.region)
 
     def changes(self) -> tuple[Artifact, ...]:
@@ -170,7 +169,7 @@ class Cluster(Machines):
             flush=True,
         )
         print("next: make train", flush=True)
-        return 0
+        return self.enter()
 
     def _begin(self, state: ClusterState | None, wanted: Sequence[Artifact]) -> None:
         if not wanted:
@@ -181,9 +180,10 @@ class Cluster(Machines):
                 s3.write(
                     cluster_file.script_address(self.config, artifact.text), artifact.text.encode()
                 )
-        verb = "update-cluster" if state else "create-cluster"
         said = self._pcluster(
-            verb, *self._file(wanted), *([] if state else ["--rollback-on-failure", "false"])
+            "update-cluster" if state else "create-cluster",
+            *self._file(wanted),
+            *([] if state else ["--rollback-on-failure", "false"]),
         )
         for warning in said.get("validationMessages") or ():
             print(f"{warning.get('level', '').lower()}: {warning.get('message', '')}", flush=True)
@@ -223,8 +223,11 @@ class Cluster(Machines):
             if state is None or not state.passes:
                 break
             if time.monotonic() > deadline:
-                what = f"{self.name} is still in progress: {state.status}"
-                raise BackendError(what, where=self.region, next="run the command again")
+                raise BackendError(
+                    f"{self.name} is still in progress: {state.status}",
+                    where=self.region,
+                    next="run the command again",
+                )
             time.sleep(EVERY)
         if state is None and gone:
             return ClusterState("DELETE_COMPLETE")
@@ -259,15 +262,12 @@ class Cluster(Machines):
         )
         why = in_words(first) or (state.why if state else "") or "pcluster gives no reason"
         status = state.status if state else "it no longer exists"
-        next_ = (
-            f"run pcluster get-cluster-log-events --cluster-name {self.name}; then make clean "
-            "and make setup"
-        )
         return BackendError(
             f"could not create the cluster {self.name}: {status}",
             where=self.region,
             why=why,
-            next=next_,
+            next=f"run pcluster get-cluster-log-events --cluster-name {self.name}; then make clean "
+            "and make setup",
         )
 
     def look(self) -> ClusterState | None:
@@ -305,8 +305,11 @@ class Cluster(Machines):
         if state is None:
             return ""
         if state.passes:
-            what = f"the cluster {self.name} is not ready: {state.status}"
-            raise BackendError(what, where=self.region, next="run make setup to wait for it")
+            raise BackendError(
+                f"the cluster {self.name} is not ready: {state.status}",
+                where=self.region,
+                next="run make setup to wait for it",
+            )
         if not state.is_ready or not state.address:
             raise BackendError(
                 f"the cluster {self.name} can't be used: {state.status}",
@@ -406,9 +409,11 @@ class Cluster(Machines):
                 if entry.get("level") == "ERROR"
             ]
             why = "; ".join(errors) or str(said.get("message"))
-            then = "run make plan OUT=folder to see cluster.yaml"
             raise BackendError(
-                f"pcluster {verb} failed", where=self.name, why=why[:2000], next=then
+                f"pcluster {verb} failed",
+                where=self.name,
+                why=why[:2000],
+                next="run make plan OUT=folder to see cluster.yaml",
             )
         return said
 

@@ -10,7 +10,7 @@ another machine, so it is validated here. Its free text is in the last fields.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ...config.owned_machines import KEY, gpus_of
@@ -180,21 +180,18 @@ def _last(text: str) -> str:
 class Partitions(Standing):
     """Machines of a cluster that is managed by its own administrators."""
 
-    def __init__(self, engine: SlurmClient) -> None:
-        self.engine = engine
+    def __init__(self, engine: SlurmClient, enter: Callable[[], int] = lambda: 0) -> None:
+        self.engine, self.enter = engine, enter
 
     def apply(self) -> int:
-        """Prints Slurm's version and the cluster's partitions."""
+        """Prints Slurm's version and the cluster's partitions, and prepares the shared folder."""
         version = self.engine.run("sinfo", "--version").strip()
         rows = read_partitions(self.engine.run("scontrol", "--oneliner", "show", "partition"))
         if not re.match(r"slurm\S* \d+\.\d+", version) or not rows:
-            why = (
-                f"sinfo --version prints {show(version)}, and scontrol show partition lists "
-                f"{len(rows)} partitions"
-            )
             raise BackendError(
                 "Slurm is not usable here",
-                why=why,
+                why=f"sinfo --version prints {show(version)}, and scontrol show partition lists "
+                f"{len(rows)} partitions",
                 next="run module load slurm, then scontrol ping",
             )
         print(version)
@@ -206,4 +203,4 @@ class Partitions(Standing):
                 f"{'' if row.is_up else ', accepts no jobs now'}"
             )
         print("nothing to set up: the administrators manage this cluster\nnext: make train")
-        return 0
+        return self.enter()
