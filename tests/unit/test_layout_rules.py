@@ -96,8 +96,8 @@ def refusal(folder: Path, settings: str) -> str:
             "train.min_lr_ratio: 0.0009 is read as a fraction of train.learning_rate; use 0.001, or 0",
         ),
         (
-            "train.document_mask=true train.parallelism.context=2",
-            "train.document_mask: true is not supported with train.parallelism.context",
+            "data.conversations=true",
+            "data.conversations: true: data.tokenizer bpe has no chat template",
         ),
         (
             "train.param_dtype=bf16 train.precision=fp32",

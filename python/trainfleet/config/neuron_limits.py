@@ -148,5 +148,12 @@ def check_training(config: Config) -> Iterator[tuple[str, str]]:
         )
     if train.precision == "fp8":
         yield "train.precision", "fp8 is not supported on Trainium; use bf16"
+    if train.document_mask and train.parallelism.pipeline > 1:
+        yield (
+            "train.document_mask",
+            f"true is not supported on platform {XLA} with pipeline stages; use false",
+        )
+    if config.data.conversations:
+        yield "data.conversations", f"true is not supported on platform {XLA}; use false"
     if train.compile:
         yield "train.compile", "true: PyTorch/XLA always compiles every step; use false"

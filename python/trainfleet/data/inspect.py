@@ -6,7 +6,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..config import load_resolved
 from ..config.types import Config
@@ -15,8 +18,12 @@ from ..trust.errors import telling
 from ..trust.safe_output import run_program
 from .dataset import Dataset
 from .description import table
+from .packing import IGNORED
 from .shards import verify
-from .tokenizer import load
+from .tokenizer import Tokenizer, load
+
+if TYPE_CHECKING:
+    from .packing import Rows
 
 
 def inspect(config: Config, sample: int, full: bool) -> Iterator[str]:
@@ -29,15 +36,29 @@ def inspect(config: Config, sample: int, full: bool) -> Iterator[str]:
     yield from (f"{name:>16}  {value}" for name, value in table(dataset.manifest))
     length, seed = config.train.sequence_length, config.train.seed
     sources, positions = dataset.positions("train", sample, 1, length, seed)
-    ids = dataset.batch("train", sample, 1, length, seed)[0]
-    ends = int((ids == dataset.manifest.end_of_document).sum())
+    row, tokenizer = dataset.batch("train", sample, 1, length, seed)[0], load(dataset.folder)
+    if dataset.manifest.settings.conversations:
+        ends, text = int(row[:, 2].max()) + 1, _told_apart(tokenizer, row)
+    else:
+        ends = int((row == dataset.end_of_document).sum())
+        text = _marked(tokenizer.decode, row.tolist(), dataset.end_of_document)
     source = config.data.mixture[int(sources[0])].path if dataset.weights else "all sources"
     yield (
-        f"{'sample':>16}  {sample:,}: position {int(positions[0]):,} in {source}, {len(ids)} "
+        f"{'sample':>16}  {sample:,}: position {int(positions[0]):,} in {source}, {len(row)} "
         f"tokens, {ends} documents end in it"
     )
     yield ""
-    yield _marked(load(dataset.folder).decode, ids.tolist(), dataset.manifest.end_of_document)
+    yield text
+
+
+def _told_apart(tokenizer: Tokenizer, row: Rows) -> str:
+    """Decodes a row of conversations, with ⟦ ⟧ around the tokens to learn."""
+    ids, learned = row[:, 0], [False, *(row[:-1, 1] != IGNORED)]
+    pairs, text = zip(ids[row[:, 2] >= 0], learned, strict=False), ""
+    for flag, group in groupby(pairs, itemgetter(1)):
+        part = tokenizer.reference.tokenizer.decode([int(id_) for id_, _ in group], False)
+        text += f"⟦{part}⟧" if flag else part
+    return text
 
 
 def _marked(decode: Callable[[list[int]], str], ids: list[int], end: int) -> str:

@@ -117,8 +117,10 @@ class Trainer:
             rank, ranks = self.parts.data, self.parts.ways
             found = batches.validation(self.samples, self.config, rank, ranks, self.device)
             total = self.parts.evaluate(found, most=-(-count // ranks))
-            guesses = FAMILIES[self.config.model.family].guesses(self.train.sequence_length)
-            return float(self.world.sum(total) / (count * guesses))
+            length = self.train.sequence_length
+            guesses = self.samples.learned("validation", 0, count, length, self.train.seed)
+            guesses = guesses or count * FAMILIES[self.config.model.family].guesses(length)
+            return float(self.world.sum(total) / guesses)
 
     def log(self, recorder: Recorder | None, valid_loss: float | None) -> None:
         """Logs a step's metrics.
