@@ -66,6 +66,7 @@ def by_transformers(tokenizer: Any) -> dict[tuple[int, ...], list[int]]:
     return {tuple(each["input_ids"]): each["assistant_masks"] for each in found}
 
 
+@torch.no_grad()
 def test_the_loss_of_a_step_is_transformers_mean_over_what_the_assistant_says(
     bench: Bench, exported: Path
 ) -> None:

@@ -213,11 +213,10 @@ class ChatTemplate:
         last = int(ids[ids >= 0][-1:].sum())
         if last in encoder.tokenizer.get_added_tokens_decoder():
             return last
-        token = encoder.tokenizer.id_to_token(last)
         raise DataError(
             "ends an answer without a special token",
             where=self.where,
-            why=f"its last token to learn is {show(token)}",
+            why=f"its last token to learn is {show(encoder.tokenizer.id_to_token(last))}",
             next="set data.tokenizer to a tokenizer that has the template's tokens",
         )
 
@@ -236,17 +235,11 @@ class ChatTemplate:
             raise
         except Exception as error:
             why = shortened(printable(f"{type(error).__name__}: {error}"), 300)
+            kind, then = DataError, LINE
             if isinstance(error, TimeoutError | MemoryError | RecursionError):
-                remedy = "set data.tokenizer to a model with another chat template"
-                raise BadTemplate(
-                    "breaks a limit of chat templates",
-                    where=self.where,
-                    why=f"{where}: {why}",
-                    next=remedy,
-                ) from error
-            raise DataError(
-                "can't be rendered with the chat template", where=where, why=why, next=LINE
-            ) from error
+                kind, then = BadTemplate, "set data.tokenizer to another chat model"
+            what = f"can't be rendered with the chat template in {self.where}"
+            raise kind(what, where=where, why=why, next=then) from error
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)

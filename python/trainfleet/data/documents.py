@@ -15,7 +15,6 @@ from ..config.addresses import HUB
 from ..config.tables import named
 from ..storage.s3 import SCHEME
 from ..trust.errors import DataError
-from ..trust.untrusted_input import show
 from . import formats
 from .bad_records import Skipped, alone
 from .chat import BadTemplate, ChatTemplate
@@ -90,8 +89,7 @@ def rendered(
             raise DataError(
                 "is plain text, not conversations",
                 where="data.sources",
-                why=f"one text begins with {show(document.text[:40])}",
-                next="remove plain text files from data.sources",
+                next="remove plain text files",
             )
         try:
             text = template.text_of(document.text, document.where)
