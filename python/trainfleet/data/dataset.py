@@ -240,8 +240,8 @@ class Dataset:
 
 
 class Conversations(Dataset):
-    """Dataset of conversations, whose samples are packed (packing.py). A batch is int64 [count, T,
-    3]: input, target and the number of the conversation in the row.
+    """Dataset of conversations. Its samples are packed rows (packing.py). A batch is int64 [count,
+    T, 3]: input, target and the number of the conversation in the row.
     """
 
     @cached_property
