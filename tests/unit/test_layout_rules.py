@@ -96,6 +96,10 @@ def refusal(folder: Path, settings: str) -> str:
             "train.min_lr_ratio: 0.0009 is read as a fraction of train.learning_rate; use 0.001, or 0",
         ),
         (
+            "train.sample_prompts=[a] train.parallelism.tensor=2",
+            "train.sample_prompts: needs a model that can write text, whole on each rank",
+        ),
+        (
             "data.conversations=true",
             "data.conversations: true: data.tokenizer bpe has no chat template",
         ),

@@ -337,6 +337,16 @@ def _documents(config: Config) -> Iterator[tuple[str, str]]:
         )
 
 
+def _samples(config: Config) -> Iterator[tuple[str, str]]:
+    layout = config.train.parallelism
+    divided = config.data_parallel < config.world_size or layout.fsdp > 1
+    if config.train.sample_prompts and (divided or not FAMILIES[config.model.family].causal):
+        yield (
+            "train.sample_prompts",
+            "needs a model that can write text, whole on each rank: train.parallelism 1; use []",
+        )
+
+
 def _global_batch(config: Config) -> Iterator[tuple[str, str]]:
     batch, ways = config.train.global_batch_size, config.data_parallel
     if ways and batch % ways:
@@ -433,6 +443,7 @@ RULES: tuple[Rule, ...] = (
     _family,
     _own,
     _documents,
+    _samples,
     _sequence,
     schedule.check,
     precision.check_budget,

@@ -303,6 +303,11 @@ class Train:
         int, Key(unit="sequences", minimum=1, maximum=1_000_000_000)
     ] = 64
     """Number of sequences per validation, up to the size of the validation split."""
+    sample_prompts: Annotated[
+        tuple[str, ...], Key(maxItems=8, items={"minLength": 1, "maxLength": 4096})
+    ] = ()
+    """Prompts that the model continues, or answers if data.conversations is true, at each
+    validation. The texts are events of the run. The layout must not split the model."""
     init_from: Annotated[str | None, Key(minLength=1, maxLength=4096)] = None
     """Source of a new run's initial weights: a run folder, a checkpoint
     (runs/first/checkpoints/step-00000500, s3://bucket/prefix/first/step-00000500), a Hugging Face

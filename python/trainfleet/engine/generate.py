@@ -5,7 +5,7 @@ RUN_FOLDER [PROMPT]`.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -206,13 +206,34 @@ def talk(options: argparse.Namespace) -> Iterator[str]:
     for asked in [options.prompt] if options.prompt else typed():
         messages.append({"role": USER, "content": asked})
         with template.limited("the conversation"):
-            text = template.render(messages, True)
+            ids = asking(template, encoder, messages)
         parts = list[str]()
-        for part in writer.after(unsigned(encoder.encode([text])[0]).tolist()):
+        for part in writer.after(ids):
             parts.append(part)
             yield part
         messages.append({"role": ASSISTANT, "content": "".join(parts)})
         yield "\n"
+
+
+def asking(template: ChatTemplate, encoder: ChatEncoder, messages: Messages) -> list[int]:
+    """Returns the tokens of messages, with the start of an answer."""
+    ids, _ = encoder.encode([template.render(messages, True)])
+    return [int(id_) for id_ in unsigned(ids)]
+
+
+def answers(model: Network, dataset: Dataset, prompts: Iterable[str]) -> Iterator[str]:
+    """Yields the text with which the model most likely continues, or answers, each prompt."""
+    assert isinstance(model, Llama | GPT2)
+    tokenizer, stops = load_tokenizer(dataset.folder), stops_of(dataset)
+    for prompt in prompts:
+        ids = [dataset.end_of_document, *encode(tokenizer, prompt)]
+        if dataset.manifest.settings.conversations:
+            template, asked = ChatTemplate.read(dataset.folder), {"role": USER, "content": prompt}
+            ids = asking(template, ChatEncoder(tokenizer.definition), [asked])
+        made = continuation(
+            model, ids, temperature=0, top_k=1, generator=torch.Generator(), stop_at=stops
+        )
+        yield tokenizer.decode(list(islice(made, SAMPLE_LENGTH)))
 
 
 def typed() -> Iterator[str]:
