@@ -97,7 +97,7 @@ def refusal(folder: Path, settings: str) -> str:
         ),
         (
             "train.sample_prompts=[a] train.parallelism.tensor=2",
-            "train.sample_prompts: needs a model that can write text, whole on each rank",
+            "train.sample_prompts: needs a decoder, and a layout that does not split it",
         ),
         (
             "data.conversations=true",

@@ -343,7 +343,7 @@ def _samples(config: Config) -> Iterator[tuple[str, str]]:
     if config.train.sample_prompts and (divided or not FAMILIES[config.model.family].causal):
         yield (
             "train.sample_prompts",
-            "needs a model that can write text, whole on each rank: train.parallelism 1; use []",
+            "needs a decoder, and a layout that does not split it (train.parallelism); use []",
         )
 
 
@@ -424,6 +424,7 @@ DIVISION: tuple[Rule, ...] = (_layout, _tensor, _pipeline, _context, _global_bat
 # rules that a layout chosen by `auto` must satisfy
 OF_A_LAYOUT: tuple[Rule, ...] = (
     *DIVISION,
+    _samples,
     precision.check_budget,
     precision.check_formats,
     neuron_limits.check_layout,

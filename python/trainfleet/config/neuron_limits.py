@@ -100,9 +100,13 @@ def check_layout(config: Config) -> Iterator[tuple[str, str]]:
             "train.parallelism.zero_stage",
             f"{layout.zero_stage}: NxD Core shards only the optimizer's state; use 1",
         )
-    for name in ("context", "virtual_stages"):
+    for name in ("context", "virtual_stages", *["pipeline"] * train.document_mask):
         if (degree := getattr(layout, name)) > 1:
-            yield f"train.parallelism.{name}", f"{degree} is not supported on platform {XLA}; use 1"
+            yield (
+                f"train.parallelism.{name}",
+                f"{degree} is not supported on platform {XLA}"
+                f"{' with train.document_mask' * (name == 'pipeline')}; use 1",
+            )
     if train.activation_checkpointing not in ("none", "full"):
         yield (
             "train.activation_checkpointing",
@@ -148,11 +152,6 @@ def check_training(config: Config) -> Iterator[tuple[str, str]]:
         )
     if train.precision == "fp8":
         yield "train.precision", "fp8 is not supported on Trainium; use bf16"
-    if train.document_mask and train.parallelism.pipeline > 1:
-        yield (
-            "train.document_mask",
-            f"true is not supported on platform {XLA} with pipeline stages; use false",
-        )
     if config.data.conversations:
         yield "data.conversations", f"true is not supported on platform {XLA}; use false"
     if train.compile:
