@@ -17,7 +17,7 @@ export MAKECMDGOALS
 %.c: %.w %.ch
 %.tex: %.w %.ch
 .NOTPARALLEL: # `make -j8 train tokenize` runs one after the other
-.PHONY: .force help setup build push image doctor recipes config plan tokenize compile train profile scaling sweep rehearse inspect sample runs watch compare status logs explain stop checkpoints verify eval export report ls clean new-backend test drills check release
+.PHONY: .force help setup build push image doctor recipes config plan tokenize compile train profile scaling sweep rehearse inspect sample chat runs watch compare status logs explain stop checkpoints verify eval export report ls clean new-backend test drills check release
 
 ifeq ($(word 2,$(MAKECMDGOALS)),)
 help:
@@ -78,6 +78,9 @@ inspect: .venv/.stamp ## show a sample of the training order [SAMPLE=0 VERIFY=1]
 
 sample: .venv/.stamp ## continue a text with the model [PROMPT TEMPERATURE]
 	@.venv/bin/python -m trainfleet sample
+
+chat: .venv/.stamp ## talk to a model of conversations [PROMPT TEMPERATURE]
+	@.venv/bin/python -m trainfleet chat
 
 runs: .venv/.stamp ## list all runs here, one per line
 	@.venv/bin/python -m trainfleet runs

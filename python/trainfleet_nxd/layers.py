@@ -266,6 +266,6 @@ class Stages:
         return self._run(self.model.run_eval, batches)
 
     def _run(self, run: Callable[..., Tensor | None], batches: list[MicroBatch]) -> Tensor | None:
-        inputs, targets, _ = join(batches)
+        inputs, targets = join(batches)[:2]
         # NxD moves each micro-batch to the device
         return run(inputs=inputs.cpu(), labels=targets.cpu())

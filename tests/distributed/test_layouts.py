@@ -16,6 +16,8 @@ import pytest
 import ranks
 from ranks import Bench
 
+import chats
+
 pytestmark = pytest.mark.timeout(900)  # of the first of a kind, which waits for all its runs
 
 LAYOUTS = {
@@ -65,7 +67,11 @@ KINDS = {  # what is trained, and the layouts in which it is
     ),
     "lamb": ({"train.optimizer": "lamb"}, FEWER),
     "muon": ({"train.optimizer": "muon"}, FEWER),
-    "documents": ({"train.document_mask": "true"}, ("alone", "ddp2", "tp2")),
+    "documents": ({"train.document_mask": "true"}, ("alone", "ddp2", "tp2", "pp2", "cp2")),
+    "conversations": (
+        {"train.sequence_length": 128},
+        ("alone", "one-pass", "ddp2", "ddp4", "fsdp2", "tp2", "pp2", "interleaved", "cp2"),
+    ),
 }
 # The norms of query and key divide by what is small at first, so that the order of a sum shows more: FSDP alone is 4e-5 apart.
 NEAR = {"qwen3": 1e-4}
@@ -80,10 +86,14 @@ def runs(
     (folder / "short").mkdir()
     for number, text in enumerate(ranks.TEXT[0].read_text().split("\n\n")):
         (folder / "short" / f"{number}.py").write_text(text)
-    bench = Bench(
-        folder,
-        ranks.CONFIG.replace("[text]", "[short]") if request.param == "documents" else ranks.CONFIG,
-    )
+    config = ranks.CONFIG
+    if request.param == "documents":
+        config = config.replace("[text]", "[short]")
+    if request.param == "conversations":
+        chats.folder(folder / "model")
+        chats.write(folder / "a.jsonl", [chats.record(n) for n in range(200)])
+        config = config.replace("[text]", "[a.jsonl]").replace("vocab_size: 384", chats.KEYS)
+    bench = Bench(folder, config)
     made = {}
     values, names = KINDS[request.param]
     for name in names:

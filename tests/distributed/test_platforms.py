@@ -57,7 +57,7 @@ VALUES: dict[str, tuple[object, ...]] = {
     "train.gradient_clip": (0, 0.01), "train.spike_sigmas": (6,), "train.max_consecutive_skips": (1,),
     "train.precision": ("auto", "bf16", "fp16", "fp8"), "train.param_dtype": ({"train.param_dtype": "bf16", "train.precision": "bf16"},),
     "train.seed": (7,), "train.log_every": (1,), "train.loggers": (), "train.callback": (CALLBACK,), "train.validate_every": (2,),
-    "train.validation_sequences": (1, 5), "train.init_from": (), "train.activation_checkpointing": ("selective", "full"),
+    "train.validation_sequences": (1, 5), "train.sample_prompts": (), "train.init_from": (), "train.activation_checkpointing": ("selective", "full"),
     "train.compile": ("true",), "train.activation_memory_budget": (
         {"train.compile": "true", "train.activation_checkpointing": "selective", "train.activation_memory_budget": 0.5},
     ), "train.document_mask": ("true",), "train.profile_steps": ("1-2",),
@@ -65,6 +65,7 @@ VALUES: dict[str, tuple[object, ...]] = {
 }  # fmt: skip
 # Keys of no value here, and the test that has them.
 ELSEWHERE = {
+    "train.sample_prompts": "tests/distributed/test_fine_tuning.py",
     "train.loggers": "tests/oracles/test_services.py", "train.init_from": "tests/unit/test_beginning.py",
     "train.parallelism": "every case here",
 }  # fmt: skip

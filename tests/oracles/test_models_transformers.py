@@ -149,7 +149,7 @@ def test_the_same_text_is_written_greedily(shape: Model, tmp_path: Path) -> None
         prompt, max_new_tokens=30, do_sample=False, eos_token_id=None, pad_token_id=0
     )[0, 8:].tolist()
     made = generate.continuation(
-        ours, prompt[0].tolist(), temperature=0, top_k=1, generator=torch.Generator(), stop_at=-1
+        ours, prompt[0].tolist(), temperature=0, top_k=1, generator=torch.Generator(), stop_at=()
     )  # fmt: skip
     assert [token for token, _ in zip(made, range(30), strict=False)] == written
 

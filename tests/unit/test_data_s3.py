@@ -18,11 +18,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+import chats
 from s3server import Application, serve
 from s3server import busy as refuse
 from trainfleet.config import Config, Settings, dump_resolved, load
 from trainfleet.config.types import Data
 from trainfleet.data import dataset_store, local_copy, manifest, source_files, sources
+from trainfleet.data.chat import ChatTemplate
 from trainfleet.data.dataset import Dataset, find
 from trainfleet.data.dataset_store import Claim
 from trainfleet.data.progress import read_progress
@@ -151,6 +153,28 @@ def test_a_dataset_in_s3_is_made_found_and_read_like_one_on_disk(
             here.batch("train", first, 20, 64, 1), there.batch("train", first, 20, 64, 1)
         )
     assert list((tmp_path / "elsewhere" / "set" / "cache").iterdir())
+
+
+def test_conversations_in_s3_are_made_by_two_nodes_and_read_anywhere(
+    data: Data, tmp_path: Path
+) -> None:
+    model = chats.folder(tmp_path / "model")
+    source = chats.write(tmp_path / "a.jsonl", [chats.record(n) for n in range(60)])
+    local = chats.data_of(source, model)
+    assert tokenize(local, ALONE, tmp_path / "local")
+    remote = replace(local, tokenized_path="s3://bucket/chats")
+    for node in range(2):
+        tokenize(remote, Share(node, 2, 1), tmp_path / f"node-{node}")
+    here, there = (
+        Dataset.open(root / "chat", config)
+        for root, config in ((tmp_path / "local", local), (tmp_path / "elsewhere", remote))
+    )
+    assert here.manifest.identity == there.manifest.identity
+    assert np.array_equal(here.batch("train", 3, 9, 128, 1), there.batch("train", 3, 9, 128, 1))
+    assert here.learned("train", 3, 9, 128, 1) == there.learned("train", 3, 9, 128, 1)
+    assert ChatTemplate.read(there.folder) == replace(
+        ChatTemplate.read(here.folder), where=str(there.folder / "tokenizer_config.json")
+    )
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ def make(seed: int = 1) -> Llama:
 
 
 def write(
-    prompt: list[int], temperature: float = 0.0, seed: int = 0, stop_at: int = -1
+    prompt: list[int], temperature: float = 0.0, seed: int = 0, stop_at: tuple[int, ...] = ()
 ) -> list[int]:
     generator = torch.Generator().manual_seed(seed)
     return list(
@@ -66,7 +66,7 @@ def test_it_ends_with_the_document_and_with_the_context() -> None:
     whole = write([3, 1, 4])
     assert len(whole) == SHAPE.max_position_embeddings - 3
     end = whole[5]
-    assert write([3, 1, 4], stop_at=end) == whole[: whole.index(end)]
+    assert write([3, 1, 4], stop_at=(end,)) == whole[: whole.index(end)]
 
 
 def test_a_prompt_longer_than_the_context_leaves_room_to_write() -> None:
@@ -94,7 +94,9 @@ def test_a_corpus_without_validation_text_has_a_sample_all_the_same(
     end = 3
 
     class Silent:
-        folder, manifest = Path(), SimpleNamespace(validation_tokens=tokens, end_of_document=end)
+        folder, end_of_document = Path(), end
+        settings = SimpleNamespace(conversations=False)
+        manifest = SimpleNamespace(validation_tokens=tokens, end_of_document=end, settings=settings)
 
         def batch(self, split: str, first: int, count: int, length: int, seed: int) -> torch.Tensor:
             assert length > 0
@@ -145,7 +147,8 @@ def test_the_prompt_of_the_readme_gives_a_name_and_no_second_blank(
 
     seen: list[list[int]] = []
     shape = replace(SHAPE, vocab_size=len(VOCABULARY))
-    data: Any = SimpleNamespace(folder=Path(), manifest=SimpleNamespace(end_of_document=0))
+    manifest = SimpleNamespace(settings=SimpleNamespace(conversations=False))
+    data: Any = SimpleNamespace(folder=Path(), end_of_document=0, manifest=manifest)
     monkeypatch.setattr(generate, "load", lambda run: (Liking(shape), data))
     monkeypatch.setattr(generate, "load_tokenizer", lambda folder: tokenizer)
     words = {"tokens": 2, "temperature": 0.0, "top_k": 5, "top_p": 1.0, "seed": 1}

@@ -44,6 +44,9 @@ class Numbered:
     def samples(self, split: str, sequence_length: int) -> int:
         return SEQUENCES
 
+    def learned(self, *words: object) -> None:
+        return None
+
     def batch(
         self, split: str, first: int, count: int, sequence_length: int, seed: int
     ) -> np.ndarray:
@@ -88,7 +91,7 @@ def test_what_was_read_ahead_is_used_only_for_its_step() -> None:
 
 
 def test_targets_are_the_inputs_one_later() -> None:
-    inputs, targets, documents = batches.split(torch.arange(14).view(2, 7))
+    inputs, targets, documents, _ = batches.split(torch.arange(14).view(2, 7))
     assert (
         torch.equal(inputs[:, 1:], targets[:, :-1]) and targets[1, -1] == 13 and documents is None
     )

@@ -7,16 +7,18 @@ import re
 import shlex
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import chats
 from foreign.configs import CONTRADICTIONS
 from trainfleet.backends import terms_of
 from trainfleet.cli import main
 from trainfleet.cli.variables import read_variables
 from trainfleet.config import Settings, load
-from trainfleet.config.types import Data, Source
+from trainfleet.config.types import Data
 from trainfleet.data.tokenize_worker import Share, tokenize
 from trainfleet.trust.errors import ConfigError, DataError, Problem
 
@@ -216,23 +218,20 @@ def test_each_hint_about_records_ends_in_a_dataset(
         assert hint == "add SET='data.text_field=body'"
         data = Data("set", (name,), "body", "bpe", 300, 0.1)
     else:
-        assert "instruction tuning" in hint and "text_field=" not in hint, hint
-        command = re.search(
-            r"to plain text, .*: with jq installed, run (.*); then add SET='data\.sources=\[flat\.jsonl\]'$",
-            hint,
-        )
+        assert "train on conversations: " in hint and "text_field=" not in hint, hint
+        ends = r"(?:with jq installed, run (.*); then )?add SET='(?:data\.sources=\[chat\.jsonl\] )?data\.conversations=true'$"
+        command = re.search(ends, hint)
         assert command, hint
-        subprocess.run(command[1], shell=True, check=True)
-        data = Data("set", (Source("flat.jsonl"),), "text", "bpe", 300, 0.1)
+        if command[1]:
+            subprocess.run(command[1], shell=True, check=True)
+        made = Path("chat.jsonl" if command[1] else name)
+        data = replace(chats.data_of(made, chats.folder(desk / "model")), name="set")
     finished = tokenize(data, Share(0, 1, 1))
     assert finished is not None and finished.documents == 60
-    if kind != "another field":
-        record, texts = (
-            RECORDS[kind][7],
-            [json.loads(line)["text"] for line in Path("flat.jsonl").read_text().splitlines()],
-        )
-        said = re.findall(r'"((?:what|say|7)[^"]*)"', json.dumps(record))
-        assert all(part in texts[7] for part in said) and said
+    if Path("chat.jsonl").exists():
+        text = Path("chat.jsonl").read_text().splitlines()[7]
+        said = re.findall(r'"((?:what|say|7)[^"]*)"', json.dumps(RECORDS[kind][7]))
+        assert all(part in text for part in said) and said
 
 
 MAGIC = {"png": b"\x89PNG\r\n\x1a\n" + b"\x00\x01\xff" * 99, "jpeg": b"\xff\xd8\xff\xe0" + b"abc" * 99, "zip": b"PK\x03\x04" + b"\xfe" * 99,

@@ -96,8 +96,12 @@ def refusal(folder: Path, settings: str) -> str:
             "train.min_lr_ratio: 0.0009 is read as a fraction of train.learning_rate; use 0.001, or 0",
         ),
         (
-            "train.document_mask=true train.parallelism.context=2",
-            "train.document_mask: true is not supported with train.parallelism.context",
+            "train.sample_prompts=[a] train.parallelism.tensor=2",
+            "train.sample_prompts: needs a decoder, and a layout that does not split it",
+        ),
+        (
+            "data.conversations=true",
+            "data.conversations: true: data.tokenizer bpe has no chat template",
         ),
         (
             "train.param_dtype=bf16 train.precision=fp32",

@@ -60,6 +60,7 @@ VERBS = {
     "rehearse": ("CONFIG", "SET", "FAULTS", "YES"),
     "inspect": ("CONFIG", "RUN", "SET", "SAMPLE", "VERIFY", "JSON"),
     "sample": ("CONFIG", "RUN", "SET", "PROMPT", "TEMPERATURE", "TOP_P", "LENGTH", "SEED"),
+    "chat": ("CONFIG", "RUN", "SET", "PROMPT", "TEMPERATURE", "TOP_P", "LENGTH", "SEED"),
     "runs": ("CONFIG", "RUN", "SET", "JSON"),
     "watch": ("CONFIG", "RUN", "SET", "PORT"),
     "compare": ("RUNS", "JSON"),
@@ -87,7 +88,7 @@ FILES = {
     "plan": "plan",
     "jobs": "tokenize compile train profile scaling sweep rehearse inspect",
     "runs": "runs watch compare status logs explain stop report",
-    "models": "sample checkpoints verify eval export",
+    "models": "sample chat checkpoints verify eval export",
     "checkout": "new_backend test check release",
 }
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
 import re
+import signal
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..launch import run_location
-from ..launch.command import run_trained, store_named
+from ..launch.command import run_named, run_trained, store_named
 from ..process.processes import ask_module, run_module
 from ..trust.errors import ConfigError, InputError, RunError
 from ..trust.safe_output import unguarded
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from ..report.json_output import CheckpointState
 
 VALUES, SCORES = "trainfleet.engine.checkpoint.verify", "trainfleet.engine.evaluate"
+GENERATE = "trainfleet.engine.generate"
 
 
 def sample(variables: Variables, started: float) -> int:
@@ -32,19 +35,39 @@ def sample(variables: Variables, started: float) -> int:
 
     if (code := run_location.forwarded("sample", variables)) is not None:
         return code
+    run = run_trained(variables)
+    prompt = variables["PROMPT"] if "PROMPT" in variables else opening(run.read_results())
+    # The prompt follows `--`, because it may begin with a dash.
+    return run_module(GENERATE, *drawing(variables), "--", str(run.folder), prompt)
+
+
+def chat(variables: Variables, started: float) -> int:
+    """Answers PROMPT, or what the user types, with the latest checkpoint."""
+    if not variables.get("PROMPT") and "TRAINFLEET_HEAD" in os.environ:
+        why = "make chat forwards no keyboard to the machine that has the run"
+        then = "make chat PROMPT='a question', or make export OUT=my-model"
+        raise RunError(
+            "can't be talked to from here", where=run_named(variables).name, why=why, next=then
+        )
+    if (code := run_location.forwarded("chat", variables)) is not None:
+        return code
+    folder, words = str(run_trained(variables).folder), drawing(variables)
+    # Ctrl-C ends the program that answers, which then exits on its own.
+    signal.signal(signal.SIGINT, lambda *_: None)
+    return run_module(GENERATE, "--chat", *words, "--", folder, variables.get("PROMPT", ""))
+
+
+def drawing(variables: Variables) -> list[str]:
+    """Returns the generator's options for the variables of `make sample` and `make chat`."""
     words = {
         "--tokens": number(variables, "LENGTH", 200, least=1, most=10**6),
         "--temperature": amount(variables, "TEMPERATURE", least=0),
         "--top-p": amount(variables, "TOP_P", most=1),
         "--seed": number(variables, "SEED", 0) if "SEED" in variables else None,
     }
-    options = [
+    return [
         str(word) for name, value in words.items() if value is not None for word in (name, value)
     ]
-    run = run_trained(variables)
-    prompt = variables["PROMPT"] if "PROMPT" in variables else opening(run.read_results())
-    # The prompt follows `--`, because it may begin with a dash.
-    return run_module("trainfleet.engine.generate", *options, "--", str(run.folder), prompt)
 
 
 def checkpoints(variables: Variables, started: float) -> int:

@@ -22,7 +22,7 @@ VARIABLES = {
     "NODES": "the number of nodes (fleet.nodes)",
     "CONFIG": "the config file (config.yaml)",
     "SET": "config keys to set: SET='train.steps=50 train.seed=2'",
-    "PROMPT": "the text to continue",
+    "PROMPT": "the text to continue, or the question to answer",
     "SAMPLE": "the number of a sample in the training order, from 0",
     "VERIFY": "1: check every file of the dataset",
     "LOG": "the log of a failed job, a folder with one log per node, or - for stdin",

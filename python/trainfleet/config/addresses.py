@@ -41,6 +41,7 @@ SMALL = (
     "model_index.json",
     "tokenizer.json",
     "tokenizer_config.json",
+    "chat_template.jinja",
     "special_tokens_map.json",
     "added_tokens.json",
     "tokenizer.model",

@@ -17,6 +17,7 @@ from . import addresses, neuron_limits, owned_machines, precision, schedule, tok
 from .families import FAMILIES, Preset
 from .host_list import parse_hosts
 from .types import Config, Layout, Refusals
+from .vocabulary import TRAINED
 
 # Variables of the dynamic loader, the shell, Python, trainfleet and torchrun.
 NOT_SECRET = re.compile(
@@ -319,21 +320,31 @@ def _family(config: Config) -> Refusals:
 
 
 def _documents(config: Config) -> Refusals:
-    layout, family = config.train.parallelism, config.model.family
-    if not config.train.document_mask:
+    family = config.model.family
+    if config.data.conversations and config.data.tokenizer == TRAINED:
+        yield (
+            "data.conversations",
+            f"true: data.tokenizer {TRAINED} has no chat template; use a chat model's folder",
+        )
+    if FAMILIES[family].causal:
         return
-    if not FAMILIES[family].causal:
+    if config.data.conversations:
+        yield "data.conversations", f"true: {family} models can't answer; use false"
+    elif config.train.document_mask:
         yield (
             "train.document_mask",
             f"true: {family} models attend across documents; use false",
         )
-    for name in ("pipeline", "context"):
-        if getattr(layout, name) > 1:
-            yield (
-                "train.document_mask",
-                f"true is not supported with train.parallelism.{name} {getattr(layout, name)}; "
-                "use false",
-            )
+
+
+def _samples(config: Config) -> Refusals:
+    layout = config.train.parallelism
+    divided = config.data_parallel < config.world_size or layout.fsdp > 1
+    if config.train.sample_prompts and (divided or not FAMILIES[config.model.family].causal):
+        yield (
+            "train.sample_prompts",
+            "needs a decoder, and a layout that does not split it (train.parallelism); use []",
+        )
 
 
 def _global_batch(config: Config) -> Refusals:
@@ -413,7 +424,7 @@ DIVISION: tuple[Rule, ...] = (_layout, _tensor, _pipeline, _context, _global_bat
 # rules that a layout chosen by `auto` must satisfy
 OF_A_LAYOUT: tuple[Rule, ...] = (
     *DIVISION,
-    _documents,
+    _samples,
     precision.check_budget,
     precision.check_formats,
     neuron_limits.check_layout,
@@ -433,6 +444,7 @@ RULES: tuple[Rule, ...] = (
     _family,
     _own,
     _documents,
+    _samples,
     _sequence,
     schedule.check,
     precision.check_budget,

@@ -108,6 +108,8 @@ def _formats(machine: node_types.Node, device: Accelerator | None) -> Iterator[t
 
 def _of_training(values: Values) -> Rows:
     train = values["train"]
+    if values["data"]["conversations"] and not train["document_mask"]:
+        yield "document_mask", True, "data.conversations"
     if train["compile"] is None:
         yield "compile", *compilation(values)
     if train["activation_checkpointing"] is None and train["activation_memory_budget"] is not None:

@@ -98,9 +98,13 @@ def check_layout(config: Config) -> Refusals:
             "train.parallelism.zero_stage",
             f"{layout.zero_stage}: NxD Core shards only the optimizer's state; use 1",
         )
-    for name in ("context", "virtual_stages"):
+    for name in ("context", "virtual_stages", *["pipeline"] * train.document_mask):
         if (degree := getattr(layout, name)) > 1:
-            yield f"train.parallelism.{name}", f"{degree} is not supported on platform {XLA}; use 1"
+            yield (
+                f"train.parallelism.{name}",
+                f"{degree} is not supported on platform {XLA}"
+                f"{' with train.document_mask' * (name == 'pipeline')}; use 1",
+            )
     if train.activation_checkpointing not in ("none", "full"):
         yield (
             "train.activation_checkpointing",
@@ -146,5 +150,7 @@ def check_training(config: Config) -> Refusals:
         )
     if train.precision == "fp8":
         yield "train.precision", "fp8 is not supported on Trainium; use bf16"
+    if config.data.conversations:
+        yield "data.conversations", f"true is not supported on platform {XLA}; use false"
     if train.compile:
         yield "train.compile", "true: PyTorch/XLA always compiles every step; use false"

@@ -9,6 +9,9 @@ from .families import FAMILIES, PRESETS
 from .key import NAME, OWN_FILE, S3, Key
 from .optimizers import OPTIMIZERS
 
+# Text field of conversations. It is not the name of a field.
+CHAT = "messages`, or `prompt` and `completion"
+
 
 @dataclass(frozen=True)
 class Source:
@@ -79,6 +82,12 @@ class Data:
     blocks of the whole dataset, so that reads from disk or S3 are large. Defaults to the whole
     dataset, or to 1024 if data.tokenized_path is in S3."""
 
+    conversations: bool = False
+    """Whether the records are conversations: `messages` (a list of objects with `role` and
+    `content`), or `prompt` and `completion`. The tokenizer's chat template renders them, and the
+    loss counts only the assistant's tokens. Sequences contain only whole conversations, and
+    train.document_mask is on. See docs/how-to/conversations.md."""
+
     @property
     def mixture(self) -> tuple[Source, ...]:
         """Returns all sources as Source objects, including those given only as a path."""
@@ -93,8 +102,8 @@ class Data:
         return tuple(given) if given and len(given) == len(self.sources) else None
 
     def text_field_of(self, source: int) -> str:
-        """Returns the field that contains the text in one source's records."""
-        return self.mixture[source].text_field or self.text_field
+        """Returns the field that contains the text in one source's records, or CHAT."""
+        return CHAT if self.conversations else self.mixture[source].text_field or self.text_field
 
 
 @dataclass(frozen=True)
@@ -294,6 +303,11 @@ class Train:
         int, Key(unit="sequences", minimum=1, maximum=1_000_000_000)
     ] = 64
     """Number of sequences per validation, up to the size of the validation split."""
+    sample_prompts: Annotated[
+        tuple[str, ...], Key(maxItems=8, items={"minLength": 1, "maxLength": 4096})
+    ] = ()
+    """Prompts that the model continues, or answers if data.conversations is true, at each
+    validation. The texts are events of the run. The layout must not split the model."""
     init_from: Annotated[str | None, Key(minLength=1, maxLength=4096)] = None
     """Source of a new run's initial weights: a run folder, a checkpoint
     (runs/first/checkpoints/step-00000500, s3://bucket/prefix/first/step-00000500), a Hugging Face

@@ -14,6 +14,8 @@ encoders    wraps the encoder libraries, checked against a reference library
 shards      writes, reads, caches and verifies Megatron .bin/.idx files   (dataset_store: on disk
             or in S3)
 shuffling   maps sample number g to its tokens by a bijection, without a stored index
+chat        renders conversations and marks the tokens to learn              (light)
+packing     packs whole conversations into rows
 masking     builds masked samples for BERT and RoBERTa
 __main__    runs one node's share of `make tokenize`                      (python -m
             trainfleet.data; work_units)

@@ -8,9 +8,10 @@ import json
 import re
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ..config.types_train import CHAT
 from ..trust.errors import DataError
 from ..trust.untrusted_input import converting, mistaken, printable, shortened, show
 from .format_table import format_of
@@ -28,17 +29,11 @@ ELSE = ", or skip such records: SET='data.on_bad_record=skip'"
 LINE = f"correct or remove the line{ELSE}"
 # Common names of the text field
 COMMON = ("text", "content", "body", "document", "raw_content", "code")
-CHATS = ("messages", "conversations")  # fields that contain chat turns
-TURNS = (("role", "content"), ("from", "value"))  # speaker key and text key of a chat turn
-PAIRS = (
-    ("prompt", "completion"),
-    ("prompt", "response"),
-    ("instruction", "output"),
-    ("question", "answer"),
-)
-NO_SFT = (
-    "flatten the records to plain text, because instruction tuning (chat templates, losses on "
-    "answers only) is not supported"
+FORMS = (["messages"], ["prompt", "completion"])  # fields of a conversation
+PAIRS = (("prompt", "response"), ("instruction", "output"), ("question", "answer"))
+SHAREGPT = (
+    '{messages: [.conversations[] | {role: ({human: "user", gpt: "assistant"}[.from] // .from), '
+    "content: .value}]}"
 )
 
 
@@ -109,14 +104,17 @@ def lacks_field(
     that contain text.
     """
     why = f"its fields: {shortened(printable(', '.join(names)), SHOWN) or 'none'}"
-    remedy = flattening(where, names) or naming(names, readable)
+    others = LINE if text_field == CHAT else naming(names, readable)
+    remedy = on_conversations(where, names) or others
     return OtherField(f"lacks the field `{text_field}`", where=where, why=why, next=remedy)
 
 
 def not_text(where: str, text_field: str, record: Mapping[str, object]) -> DataError:
     """Builds the error for a record in which the text field is not a string."""
     others = texts_in(record)
-    remedy = flattening(where, [text_field]) or (naming(list(record), others) if others else LINE)
+    remedy = on_conversations(where, [text_field]) or (
+        naming(list(record), others) if others else LINE
+    )
     return OtherField(
         f"`{text_field}` is {show(record[text_field])}, not a string", where=where, next=remedy
     )
@@ -138,29 +136,38 @@ def naming(names: Sequence[str], readable: Sequence[str]) -> str:
     return "set data.sources to files with a text field in each record"
 
 
-def flattening(where: str, names: Sequence[str]) -> str:
-    """Suggests how to flatten chats and prompt-answer pairs into plain text. Includes a jq command
-    if jq can read the file. Returns "" for other records.
+def chat_fields(names: Collection[str]) -> list[str]:
+    """Returns the fields that contain a conversation, or [] if the names lack one."""
+    return next((form for form in FORMS if all(name in names for name in form)), [])
+
+
+def on_conversations(where: str, names: Sequence[str]) -> str:
+    """Suggests training on conversations if records contain them. Includes a jq command if jq can
+    read the file and must rename fields. Returns "" for other records.
     """
-    chat = next((name for name in CHATS if name in names), None)
     pair = next((pair for pair in PAIRS if set(pair) <= set(names)), None)
-    if chat:
-        who, says = ((f".{a} // .{b}") for a, b in zip(*TURNS, strict=True))
-        text = f'[.{chat}[] | "\\({who}): \\({says})"] | join("\\n\\n")'
+    if chat_fields(names):
+        return "train on conversations: add SET='data.conversations=true'"
+    if "conversations" in names:
+        form = SHAREGPT
     elif pair:
-        text = f'.{pair[0]} + "\\n\\n" + .{pair[1]}'
+        more = 'if (.input // "") == "" then "" else "\\n\\n" + .input end'
+        form = f"{{prompt: (.{pair[0]} + {more}), completion: .{pair[1]}}}"
     else:
         return ""
-    form, entry = f"{{text: ({text})}}", ": entry " in where
+    entry = ": entry " in where
     file = shlex.quote(re.sub(r":[0-9]+$|: entry [0-9]+$", "", where))
     # jq can't read this format, or the file is inside an archive.
     if (row := format_of(file.strip("'"))) is None or not row.by_jq or ": " in file:
-        return f"{NO_SFT}: write each record's text into one field"
+        return f"write {' or '.join(map(' and '.join, FORMS))} and set data.conversations"
     unpack = "gzip -dc" if ".gz" in file[-4:] else "zstd -dc" if ".zst" in file[-5:] else "cat"
     command = (
-        f"{unpack} {file} | jq -c {shlex.quote(f'.[] | {form}' if entry else form)} > flat.jsonl"
+        f"{unpack} {file} | jq -c {shlex.quote(f'.[] | {form}' if entry else form)} > chat.jsonl"
     )
-    return f"{NO_SFT}: with jq installed, run {command}; then add SET='data.sources=[flat.jsonl]'"
+    return (
+        f"train on conversations: with jq installed, run {command}; then add "
+        "SET='data.sources=[chat.jsonl] data.conversations=true'"
+    )
 
 
 def bad_line(where: str, line: bytes, text_field: str, error: Exception) -> DataError:

@@ -21,9 +21,12 @@ from .dataset_store import DatasetStore, open_store
 from .manifest import ITEM_BYTES, SPLITS, TRAIN, VALIDATION, Manifest, find, read_manifest
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
     import numpy.typing as npt
 
+    from .packing import Pack
     from .shards import BlockCache, Tokens
     from .shuffling import Order
 
@@ -77,7 +80,8 @@ class Dataset:
         # A mounted dataset uses the same window as a dataset in S3, so both yield the same batches.
         if window is None and (store.remote or mounted):
             window = REMOTE_WINDOW
-        return cls(store, manifest, data.weights if data else None, window)
+        kind = Conversations if manifest.settings.conversations else cls
+        return kind(store, manifest, data.weights if data else None, window)
 
     @property
     def identity(self) -> str:
@@ -95,6 +99,10 @@ class Dataset:
         """Token id that ends each document."""
         return self.manifest.end_of_document
 
+    def notes(self, sequence_length: int) -> list[str]:
+        """Returns notes for the user about the dataset and its samples."""
+        return [*self.manifest.notes]
+
     @property
     def folder(self) -> Path:
         """Local folder that contains the tokenizer."""
@@ -102,7 +110,19 @@ class Dataset:
 
     def samples(self, split: str, sequence_length: int) -> int:
         """Returns the number of samples with `sequence_length` inputs in one epoch of a split."""
-        return sum(max(0, (len(tokens) - 1) // sequence_length) for tokens in self._splits[split])
+        return sum(self.counts(split, sequence_length))
+
+    def counts(self, split: str, sequence_length: int) -> tuple[int, ...]:
+        """Returns the number of samples from each of a split's sources."""
+        return tuple(max(0, (len(tokens) - 1) // sequence_length) for tokens in self._splits[split])
+
+    def learned(
+        self, split: str, first: int, count: int, sequence_length: int, seed: int
+    ) -> int | None:
+        """Returns the number of targets to learn in samples [first, first + count). None means that
+        it is the same for all samples.
+        """
+        return None
 
     def batch(
         self, split: str, first: int, count: int, sequence_length: int, seed: int
@@ -161,7 +181,7 @@ class Dataset:
         from .shuffling import Order
 
         tokens = self._splits[split]
-        counts = tuple(max(0, (len(source) - 1) // sequence_length) for source in tokens)
+        counts = self.counts(split, sequence_length)
         for source, count in zip(tokens, counts, strict=True):
             if not count:
                 what = (
@@ -217,3 +237,57 @@ class Dataset:
                 self._splits[split][source].expect(
                     int(position) * sequence_length, sequence_length + 1
                 )
+
+
+class Conversations(Dataset):
+    """Dataset of conversations. Its samples are packed rows (packing.py). A batch is int64 [count,
+    T, 3]: input, target and the number of the conversation in the row.
+    """
+
+    @cached_property
+    def packs(self) -> Callable[[str, int], list[Pack]]:
+        """Returns the packed rows of each of a split's sources, given the split and T."""
+        from .packing import read_pack
+
+        return lru_cache(8)(
+            lambda split, length: [
+                read_pack(self.store, tokens, length) for tokens in self._splits[split]
+            ]
+        )
+
+    def counts(self, split: str, sequence_length: int) -> tuple[int, ...]:
+        counts = tuple(len(pack.learned) for pack in self.packs(split, sequence_length))
+        if split == TRAIN and not all(counts):
+            raise DataError(
+                f"has a source without a conversation of {sequence_length} tokens or fewer",
+                where=self.store.describe(""),
+                next="raise train.sequence_length",
+            )
+        return counts
+
+    def notes(self, sequence_length: int) -> list[str]:
+        packs = [each for split in SPLITS for each in self.packs(split, sequence_length)]
+        out = sum(len(each.lengths) - len(each.order) for each in packs)
+        what = f"{out:,} conversations are longer than {sequence_length} tokens and are left out"
+        return [*super().notes(sequence_length), *([what] if out else [])]
+
+    def learned(
+        self, split: str, first: int, count: int, sequence_length: int, seed: int
+    ) -> int | None:
+        packs = self.packs(split, sequence_length)
+        places = zip(*self.positions(split, first, count, sequence_length, seed), strict=True)
+        return sum(int(packs[source].learned[position]) for source, position in places)
+
+    def batch(
+        self, split: str, first: int, count: int, sequence_length: int, seed: int
+    ) -> npt.NDArray[np.int64]:
+        import numpy as np
+
+        from .packing import IGNORED, fill
+
+        packs, rows = self.packs(split, sequence_length), np.empty((count, sequence_length, 3), int)
+        rows[:] = self.end_of_document, IGNORED, -1  # padding
+        places = self.positions(split, first, count, sequence_length, seed)
+        for row, source, position in zip(rows, *places, strict=True):
+            fill(row, packs[source], self._splits[split][source], int(position))
+        return rows

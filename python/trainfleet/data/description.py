@@ -11,6 +11,11 @@ def table(manifest: Manifest) -> list[tuple[str, str]]:
     return [
         ("documents", f"{manifest.documents:,} ({manifest.validation_documents:,} for validation)"),
         ("tokens", f"{tokens:,} ({manifest.validation_tokens:,} for validation)"),
+        *(
+            [("learned tokens", f"{learned:,} ({learned / tokens:.0%} of all)")]
+            if (learned := sum(shard.learned for shard in manifest.shards))
+            else []
+        ),
         (
             "text",
             f"{_size(manifest.text_bytes)}, {manifest.text_bytes / tokens:.2f} bytes per token",

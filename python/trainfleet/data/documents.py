@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 from ..config.addresses import HUB
 from ..config.tables import named
@@ -16,6 +17,7 @@ from ..storage.s3 import SCHEME
 from ..trust.errors import DataError
 from . import formats
 from .bad_records import Skipped, alone
+from .chat import BadTemplate, ChatTemplate
 from .format_table import FORMATS, name_of
 from .formats import Document, Item, Unread
 from .source_files import check_unchanged, is_stdlib
@@ -74,6 +76,29 @@ def _kept(items: Iterable[Item], skipped: Skipped) -> Iterator[Document]:
         elif item.size:
             good = True
             yield item
+
+
+def rendered(
+    documents: Iterable[Document], template: ChatTemplate, skipped: Skipped
+) -> Iterator[Document]:
+    """Renders conversations, with marks (chat.py). For a conversation that the template rejects,
+    raises the error or counts the record as skipped.
+    """
+    for document in documents:
+        if not document.where:
+            raise DataError(
+                "is plain text, not conversations",
+                where="data.sources",
+                next="remove plain text files",
+            )
+        try:
+            text = template.text_of(document.text, document.where)
+        except DataError as error:
+            if skipped.stop or isinstance(error, BadTemplate):
+                raise
+            skipped.add(error)
+        else:
+            yield replace(document, text=text)
 
 
 def in_batches(documents: Iterable[Document]) -> Iterator[list[Document]]:

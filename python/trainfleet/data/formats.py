@@ -16,10 +16,11 @@ import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, BinaryIO
 
+from ..config.types_train import CHAT
 from ..process.install_paths import installing_package
 from ..trust.errors import DataError
 from ..trust.file_signatures import kind_of
@@ -30,6 +31,7 @@ from .bad_records import (
     BadText,
     OtherField,
     bad_line,
+    chat_fields,
     half_a_pair,
     lacks_field,
     naming,
@@ -38,6 +40,7 @@ from .bad_records import (
     texts_in,
     too_long,
 )
+from .chat import messages_of
 from .sources import SourcePiece
 
 # Bytes to search for a blank line before falling back to any line break
@@ -54,12 +57,15 @@ class Document:
     """Text with its size in UTF-8 bytes and its CRC-32.
 
     `consumed` is the number of bytes read from the file for this text, before decompression.
+
+    A conversation's text is the JSON of its messages, and `where` is its file and line.
     """
 
     text: str
     size: int
     hash: int
     consumed: int
+    where: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +148,9 @@ def read_parquet(piece: SourcePiece, text_field: str) -> Iterator[Item]:
         damage(piece, "Parquet", arrow.ArrowException, OSError, ValueError),
     ):
         table = parquet.ParquetFile(stream, pre_buffer=False)
-        column(table.schema_arrow.names, text_field, piece.path, texts_of(table.schema_arrow))
+        names = columns(
+            table.schema_arrow.names, text_field, piece.path, texts_of(table.schema_arrow)
+        )
         row = 0
         for group in range(table.num_row_groups):
             about, first = table.metadata.row_group(group), row
@@ -150,10 +158,9 @@ def read_parquet(piece: SourcePiece, text_field: str) -> Iterator[Item]:
             if not piece.start <= _first_byte(about) < piece.end:
                 continue
             at = first
-            for batch in table.iter_batches(ROWS, row_groups=[group], columns=[text_field]):
-                for text in texts(batch, 0, piece.path, text_field):
-                    yield attempted(cell, text, f"{piece.path}: row {at}", text_field)
-                    at += 1
+            for batch in table.iter_batches(ROWS, row_groups=[group], columns=names):
+                yield from cells(batch, piece.path, at, text_field)
+                at += batch.num_rows
 
 
 def read_rows(piece: SourcePiece, text_field: str) -> Iterator[Item]:
@@ -164,11 +171,15 @@ def read_rows(piece: SourcePiece, text_field: str) -> Iterator[Item]:
         yield attempted(document_of, record, f"{piece.path}: row {row}", text_field)
 
 
-def texts(batch: Any, column: int, where: str, text_field: str) -> list[str | None]:
-    """Returns a text column of an Arrow batch. Raises DataError if the column is not text, and
-    ArrowInvalid if it is not valid UTF-8.
+def cells(batch: Any, where: str, row: int, text_field: str) -> Iterator[Item]:
+    """Yields the items of an Arrow batch whose first row is number `row`. Raises DataError if the
+    column is not text, and ArrowInvalid if it is not valid UTF-8.
     """
-    if not is_text(kind := batch.schema.field(column).type):
+    if text_field == CHAT:
+        make: Callable[..., Document] = document_of
+    elif is_text(kind := batch.schema.field(text_field).type):
+        make = cell
+    else:
         other = naming(batch.schema.names, texts_of(batch.schema))
         raise DataError(
             f"the column `{text_field}` is not text",
@@ -177,7 +188,9 @@ def texts(batch: Any, column: int, where: str, text_field: str) -> list[str | No
             next=other,
         )
     batch.validate(full=True)  # Offsets in a damaged file can point anywhere in memory.
-    return list(batch.column(column).to_pylist())
+    values = batch.to_pylist() if text_field == CHAT else batch.column(text_field).to_pylist()
+    for at, value in enumerate(values, row):
+        yield attempted(make, value, f"{where}: row {at}", text_field)
 
 
 def is_text(kind: Any) -> bool:
@@ -216,6 +229,9 @@ def document_of(record: object, where: str, text_field: str) -> Document:
         raise OtherField(
             "is not a JSON object", where=where, next=f'write {{"{text_field}": "the text"}}'
         )
+    if text_field == CHAT and chat_fields(record):
+        text = json.dumps(messages_of(record, where), ensure_ascii=False)
+        return replace(cell(text, where, text_field), where=where)
     if text_field not in record:
         raise lacks_field(where, text_field, list(record), texts_in(record))
     if not isinstance(record[text_field], str | None):
@@ -235,10 +251,14 @@ def cell(text: str | None, where: str, text_field: str) -> Document:
         raise half_a_pair(text_field, where, error) from error
 
 
-def column(names: list[str], text_field: str, where: str, readable: list[str] | None = None) -> int:
-    """Returns the index of a table's text column. Raises DataError if the column is missing or not
-    unique. `readable` lists the text columns, and defaults to all columns.
+def columns(
+    names: list[str], text_field: str, where: str, readable: list[str] | None = None
+) -> list[str]:
+    """Returns the names of a table's columns to read. Raises DataError if the text column is
+    missing or not unique. `readable` lists the text columns, and defaults to all columns.
     """
+    if text_field == CHAT and (found := chat_fields(names)):
+        return found
     if text_field not in names:
         raise lacks_field(where, text_field, names, names if readable is None else readable)
     if names.count(text_field) > 1:
@@ -247,7 +267,7 @@ def column(names: list[str], text_field: str, where: str, readable: list[str] | 
             where=where,
             next="rename all except one",
         )
-    return names.index(text_field)
+    return [text_field]
 
 
 def _boundary(stream: BinaryIO, at: int) -> int:

@@ -19,15 +19,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ..config import Config, load_resolved
+from ..config.conversion import SETTINGS
 from ..config.vocabulary import FILE
 from ..run import run_folder
 from ..run.run_folder import Run
 from ..storage.files import LocalFiles
 from ..trust.errors import DataError, TrainfleetError
 from ..trust.safe_output import install
-from .dataset_store import DatasetStore, remake, stream
+from .dataset_store import DatasetStore, stream
 from .manifest import BLOCK, ITEM_BYTES, MANIFEST, Manifest, Shard, read_manifest, store_of
-from .shards import THREADS, check_block
+from .shards import THREADS, check_block, damaged
 
 # Maximum ratio of the dataset's size to the amount of data that the run reads. Above it, a copy is
 # not worthwhile.
@@ -79,13 +80,10 @@ def copy(config: Config, disk: Path) -> Path:
         _bring_tokens(store, here.folder / f"{shard.path}.bin", shard, ITEM_BYTES[manifest.dtype])
         index = b"".join(stream(store, f"{shard.path}.idx"))
         if hashlib.sha256(index).hexdigest() != shard.idx_sha256:
-            raise DataError(
-                "is damaged: its SHA-256 differs",
-                where=store.describe(f"{shard.path}.idx"),
-                next=remake(store),
-            )
+            raise damaged(store, f"{shard.path}.idx")
         (here.folder / f"{shard.path}.idx").write_bytes(index)
-    for name in (FILE, MANIFEST):
+    chat = (SETTINGS,) if manifest.settings.conversations else ()
+    for name in (FILE, *chat, MANIFEST):
         here.write(name, store.read(name) or b"")
     return here.folder
 

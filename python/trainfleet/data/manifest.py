@@ -3,6 +3,7 @@
     data/<name>/
       plan.json          settings, listing and tokenizer for all units, written first
       tokenizer.json     the tokenizer, converted to this format
+      tokenizer_config.json  chat template, if the dataset is made of conversations
       train/00000.bin    token ids of unit 0's training documents    (same for validation/)
       train/00000.idx    bounds of these documents
       units/00000.json   record of unit 0, written last; without it, the unit is not done
@@ -31,6 +32,7 @@ from ..trust import untrusted_input
 from ..trust.errors import DataError, InputError
 from ..trust.validation import Count, Pattern, Range, fit
 from . import bad_records
+from .chat import ChatTemplate
 from .dataset_store import DatasetStore, open_store, read_all, remake
 from .sources import UnitPlan
 from .tokenizer import Tokenizer, load
@@ -62,6 +64,7 @@ class DatasetSettings:
     text_field: str
     tokenizer: str
     validation_fraction: Annotated[float, Range(0, 1)]
+    conversations: bool = False
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,7 @@ class Shard:
     min_id: Count
     max_id: Count
     longest: Count  # length of the longest document, in tokens
+    learned: Count  # number of learned tokens in conversations; otherwise 0
     lengths: tuple[int, ...]  # number of documents with [2^i, 2^(i+1)) tokens
     bin_sha256: Digest
     idx_sha256: Digest
@@ -175,11 +179,15 @@ def settings_of(data: Data) -> DatasetSettings:
     tokenizer = (
         f"{TRAINED} {data.vocab_size}" if trained else f"sha256 {load(folder_named(data)).sha256}"
     )
+    if data.conversations:
+        tokenizer += f", chat template {_hash(ChatTemplate.read(folder_named(data)).definition)}"
     sources = tuple(
         f"{source.path} ({source.text_field})" if source.text_field else source.path
         for source in data.mixture
     )
-    return DatasetSettings(sources, data.text_field, tokenizer, data.validation_fraction)
+    return DatasetSettings(
+        sources, data.text_field, tokenizer, data.validation_fraction, data.conversations
+    )
 
 
 def preparation_of(data: Data, plan: UnitPlan, tokenizer: Tokenizer) -> Preparation:
@@ -195,7 +203,8 @@ def preparation_of(data: Data, plan: UnitPlan, tokenizer: Tokenizer) -> Preparat
         tokenizer_sha256=tokenizer.sha256,
         vocabulary_size=tokenizer.vocabulary_size,
         end_of_document=tokenizer.end_of_document,
-        dtype=dtype_for(tokenizer.vocabulary_size),
+        # Conversations need a signed type (chat.py).
+        dtype="int32" if data.conversations else dtype_for(tokenizer.vocabulary_size),
         few=plan.few,
     )
 

@@ -19,11 +19,10 @@ import numpy.typing as npt
 from ..config.vocabulary import SPECIALS
 from ..trust.errors import DataError
 from .dataset import Dataset
+from .packing import IGNORED, Rows
 from .shuffling import fold, mix
 from .tokenizer import Tokenizer, load
 
-Rows = npt.NDArray[np.int64]
-IGNORED = -100  # target that torch.nn.CrossEntropyLoss ignores
 SELECT, REPLACE, WORD, PAIR, CUT = range(5)  # keys that separate random streams by purpose
 # Fractions of the selected tokens that are masked and that stay unchanged. The rest are replaced by
 # another word (Devlin et al. 2018, section 3.1).
@@ -62,6 +61,9 @@ class Masked:
     def samples(self, split: str, sequence_length: int) -> int:
         """Returns the number of samples of `sequence_length` tokens in one epoch of a split."""
         return self.dataset.samples(split, sequence_length - self.added)
+
+    def learned(self, split: str, first: int, count: int, sequence_length: int, seed: int) -> None:
+        """Returns None, because all samples have the same number of targets."""
 
     def batch(self, split: str, first: int, count: int, sequence_length: int, seed: int) -> Rows:
         """Returns samples [first, first + count) of the global order as [count, sequence_length, 2

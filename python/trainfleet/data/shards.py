@@ -7,6 +7,9 @@ lengths, i64 byte offsets of the sequences, i64 document bounds. Here, every doc
 sequence that ends with the end-of-document id. Because formats.LONGEST limits a document's size,
 its length fits in 31 bits.
 
+In a dataset of conversations, ids are signed (chat.py), and .idx ends with the number of learned
+tokens of each document, as i32.
+
 `Tokens` reads the concatenated shards, either from mapped files or from S3 in blocks. Downloaded
 blocks are cached on disk, within a size limit, and shared by the machine's ranks. When training
 starts, `check_opening` checks sampled blocks against the manifest. `verify` checks every byte on
@@ -30,7 +33,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..config.conversion import LARGEST
+from ..config.conversion import LARGEST, SETTINGS
 from ..config.vocabulary import FILE
 from ..process import file_systems
 from ..run.run_folder import unwritable
@@ -67,6 +70,7 @@ class ShardWriter:
         # The process ID keeps the files of concurrent jobs apart.
         self.partial = store.folder / f"{path}.{os.getpid()}.partial"
         self.lengths: list[npt.NDArray[np.int32]] = []
+        self.learned: list[npt.NDArray[np.int32]] = []  # of conversations
         self.begun = 0  # tokens written so far for an unfinished document
         self.min_id, self.max_id = end_of_document, end_of_document
         self.sha256, self.blocks, self.crc, self.filled = hashlib.sha256(), list[int](), 0, 0
@@ -88,9 +92,10 @@ class ShardWriter:
         self._write(ids.astype(self.dtype).data.cast("B"))
         return len(ids)
 
-    def add(self, ids: npt.NDArray[np.uint32], offsets: npt.NDArray[np.int64]) -> int:
+    def add(self, ids: Tokenlike, offsets: npt.NDArray[np.int64]) -> int:
         """Appends documents, given as flat ids and offsets, and ends each with an end-of-document
-        id. Returns the number of tokens written.
+        id. Signed ids are those of conversations; their last id is not learned. Returns the number
+        of tokens written.
         """
         lengths = np.diff(offsets) + 1
         tokens = np.empty(len(ids) + len(lengths), self.dtype)
@@ -98,6 +103,12 @@ class ShardWriter:
         inside[np.cumsum(lengths) - 1] = False
         tokens[inside] = ids
         tokens[~inside] = self.end
+        if ids.dtype == np.int64:
+            tokens[~inside] = ~self.end
+            self.learned.append(
+                np.diff(np.cumsum(np.append(0, ids >= 0))[offsets]).astype(np.int32)
+            )
+            ids = unsigned(ids)
         self._see(ids)
         lengths[0], self.begun = lengths[0] + self.begun, 0
         self.lengths.append(lengths.astype(np.int32))
@@ -111,7 +122,8 @@ class ShardWriter:
         lengths = np.concatenate(self.lengths) if self.lengths else np.empty(0, np.int32)
         if not len(lengths):
             return None
-        index = index_bytes(lengths, self.dtype)
+        learned = np.concatenate(self.learned) if self.learned else np.empty(0, np.int32)
+        index = index_bytes(lengths, self.dtype) + learned.astype("<i4").tobytes()
         try:
             os.fsync(self.file.fileno())
             self.store.publish(f"{self.path}.bin", self.partial)
@@ -130,6 +142,7 @@ class ShardWriter:
             min_id=self.min_id,
             max_id=self.max_id,
             longest=int(lengths.max()),
+            learned=int(learned.sum(dtype=np.int64)),
             lengths=tuple(np.bincount(np.frexp(lengths)[1] - 1, minlength=LENGTHS).tolist()),
             bin_sha256=self.sha256.hexdigest(),
             idx_sha256=hashlib.sha256(index).hexdigest(),
@@ -145,7 +158,7 @@ class ShardWriter:
         self.file.close()
         self.partial.unlink(missing_ok=True)
 
-    def _see(self, ids: npt.NDArray[np.uint32]) -> None:
+    def _see(self, ids: Tokenlike) -> None:
         if len(ids):
             self.min_id, self.max_id = (
                 min(self.min_id, int(ids.min())),
@@ -170,6 +183,29 @@ class ShardWriter:
     def _write_all(self, content: memoryview) -> None:
         while content:  # A write may be short after a signal or on a nearly full disk.
             content = content[self.file.write(content) :]
+
+
+def unsigned(ids: Tokenlike) -> npt.NDArray[np.int64]:
+    """Returns the token ids of signed ids."""
+    return np.where(ids < 0, ~ids, ids)
+
+
+def read_index(store: DatasetStore, shard: Shard) -> npt.NDArray[np.int64]:
+    """Returns the length of each conversation in a shard, and its number of learned tokens, as [2,
+    documents]. Raises DataError if the index is damaged.
+    """
+    content = store.read(name := f"{shard.path}.idx") or b""
+    if hashlib.sha256(content).hexdigest() != shard.idx_sha256:
+        raise damaged(store, name)
+    places = HEADER.size, len(content) - 4 * shard.documents
+    parts = [np.frombuffer(content, "<i4", shard.documents, place) for place in places]
+    return np.stack(parts).astype(np.int64)
+
+
+def damaged(store: DatasetStore, name: str) -> DataError:
+    return DataError(
+        "is damaged: its SHA-256 differs", where=store.describe(name), next=remake(store)
+    )
 
 
 def index_bytes(lengths: npt.NDArray[np.int32], dtype: npt.DTypeLike) -> bytes:
@@ -365,11 +401,7 @@ def verify(store: DatasetStore, manifest: Manifest) -> Iterator[str]:
             for part in stream(store, name):
                 digest.update(part)
             if digest.hexdigest() != expected:
-                raise DataError(
-                    "is damaged: its SHA-256 differs",
-                    where=store.describe(name),
-                    next=remake(store),
-                )
+                raise damaged(store, name)
             yield f"{name}  sha256 {expected[:16]}…  ok"
 
 
@@ -379,8 +411,9 @@ def _check_tokenizer(store: DatasetStore, manifest: Manifest) -> None:
     if content is None or hashlib.sha256(content).hexdigest() != manifest.tokenizer_sha256:
         what = "is not the tokenizer that the dataset was made with" if content else "is missing"
         raise DataError(what, where=store.describe(FILE), next=remake(store))
-    if not path.exists():
-        LocalFiles(store.folder).write(FILE, content)
+    for name in (FILE, SETTINGS):
+        if not (store.folder / name).exists() and (content := store.read(name)):
+            LocalFiles(store.folder).write(name, content)
 
 
 def _some_blocks(shards: tuple[Shard, ...]) -> list[tuple[Shard, int]]:

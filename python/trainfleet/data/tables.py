@@ -5,24 +5,27 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from operator import itemgetter
 from typing import TextIO
 
+from ..config.types_train import CHAT
 from ..trust.errors import DataError
 from ..trust.untrusted_input import converting
 from .bad_records import LINE, too_long
 from .formats import (
     LONGEST,
+    Document,
     Item,
     attempted,
     cell,
-    column,
+    cells,
+    columns,
     damage,
     decoded,
     document_of,
     library,
     read_lines,
-    texts,
     texts_of,
 )
 from .sources import SourcePiece
@@ -80,7 +83,7 @@ def read_separated(piece: SourcePiece, text_field: str) -> Iterator[Item]:
         )
         try:
             at, names = next(rows, (1, []))
-            index = column(names, text_field, piece.path)
+            make, pick = _picking(names, text_field, piece.path)
             for at, row in rows:
                 where = f"{piece.path}:{at}"
                 # The row was split by a comma, tab or line break inside a text.
@@ -91,7 +94,7 @@ def read_separated(piece: SourcePiece, text_field: str) -> Iterator[Item]:
                         next=QUOTED if tabs else LINE,
                     )
                 else:
-                    yield attempted(cell, row[index], where, text_field)
+                    yield attempted(make, pick(row), where, text_field)
         except UnicodeDecodeError as error:
             why = f"{error.reason}, after line {at}"
             raise DataError(
@@ -100,6 +103,16 @@ def read_separated(piece: SourcePiece, text_field: str) -> Iterator[Item]:
                 why=why,
                 next=converting(error.object, error.start),
             ) from error
+
+
+def _picking(
+    names: list[str], text_field: str, where: str
+) -> tuple[Callable[..., Document], Callable[[list[str]], object]]:
+    """Returns how to make a document from what a row has for it, and how to pick that."""
+    found = columns(names, text_field, where)
+    if text_field == CHAT:
+        return document_of, lambda row: dict(zip(names, row, strict=False))
+    return cell, itemgetter(names.index(found[0]))
 
 
 def _tabbed(lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
@@ -143,7 +156,7 @@ def read_arrow(piece: SourcePiece, text_field: str) -> Iterator[Item]:
         is_file = stream.read(6) == b"ARROW1"
         stream.seek(0)
         reader = ipc.open_file(stream) if is_file else ipc.open_stream(stream)
-        index = column(reader.schema.names, text_field, piece.path, texts_of(reader.schema))
+        names = columns(reader.schema.names, text_field, piece.path, texts_of(reader.schema))
         batches = (
             (reader.get_batch(number) for number in range(reader.num_record_batches))
             if is_file
@@ -151,6 +164,5 @@ def read_arrow(piece: SourcePiece, text_field: str) -> Iterator[Item]:
         )
         row = 0
         for batch in batches:
-            for text in texts(batch, index, piece.path, text_field):
-                yield attempted(cell, text, f"{piece.path}: row {row}", text_field)
-                row += 1
+            yield from cells(batch.select(names), piece.path, row, text_field)
+            row += batch.num_rows

@@ -23,12 +23,14 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from ..config.conversion import SETTINGS
 from ..config.types import Data
 from ..config.vocabulary import FILE, TRAINED, folder_named
 from ..process.processes import die_with_parent
 from ..run import run_folder
 from ..trust.errors import DataError, TrainfleetError
 from . import bpe, manifest, progress
+from .chat import ChatEncoder, ChatTemplate
 from .dataset_store import DatasetStore, only_job
 from .manifest import Manifest, Preparation
 from .sources import Unit, UnitPlan, plan_units
@@ -97,8 +99,13 @@ def prepare(data: Data, plan: UnitPlan, store: DatasetStore) -> Preparation:
         if trained
         else load(folder_named(data))
     )
-    # Fail early if the tokenizer has no end-of-document token.
+    # Fail early if the tokenizer has no end-of-document token, or the chat template does not work.
     preparation = manifest.preparation_of(data, plan, tokenizer)
+    if data.conversations:
+        template = ChatTemplate.read(folder_named(data))
+        with template.limited("a greeting"):
+            template.end_of_turn(ChatEncoder(tokenizer.definition))
+        store.write(SETTINGS, template.definition.encode())
     store.write(FILE, tokenizer.definition.encode())
     manifest.write(store, manifest.PLAN, preparation)
     print(
@@ -173,6 +180,8 @@ def _mirror_tokenizer(store: DatasetStore, preparation: Preparation) -> None:
     path = store.folder / FILE
     if not path.exists() or load(path).sha256 != preparation.tokenizer_sha256:
         run_folder.write_atomic(path, (_tokenizer_of(store, preparation) or b"").decode())
+    if preparation.settings.conversations:
+        run_folder.write_atomic(store.folder / SETTINGS, (store.read(SETTINGS) or b"").decode())
 
 
 def _fits(preparation: Preparation, data: Data, plan: UnitPlan) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..config.types import Data
 from ..config.vocabulary import TRAINED, Vocabulary, folder_named
+from .chat import ChatTemplate
 
 if TYPE_CHECKING:
     from .encoders import HuggingFace, Ids, Offsets, TextEncoder
@@ -97,6 +98,8 @@ def require_use(data: Data) -> None:
     """
     if data.tokenizer != TRAINED:
         assert load(folder_named(data)).reference
+    if data.conversations:
+        ChatTemplate.read(folder_named(data))
 
 
 def load(path: Path) -> Tokenizer:

@@ -17,8 +17,9 @@ from ..config.types import Data
 from ..config.vocabulary import FILE
 from . import manifest
 from .bad_records import STOP, Skipped
+from .chat import REWRITES, ChatEncoder, ChatTemplate
 from .dataset_store import DatasetStore
-from .documents import in_batches, left_out, read_unit
+from .documents import in_batches, left_out, read_unit, rendered
 from .encoders import Ids, Offsets, TextEncoder
 from .formats import Document
 from .manifest import SPLITS, TRAIN, VALIDATION, Preparation, UnitRecord, shard_path
@@ -73,6 +74,8 @@ class UnitWork:
     ) -> None:
         self.data, self.preparation, self.store, self.meter = data, preparation, store, meter
         self.tokenizer = load(store.folder / FILE)
+        self.template = ChatTemplate.read(store.folder) if data.conversations else None
+        self.chat = ChatEncoder(self.tokenizer.definition) if data.conversations else None
         self.encoded = 0  # bytes of text encoded since the encoder was opened
         self.committer, self.pending = ThreadPoolExecutor(1), list[Future[None]]()
 
@@ -80,9 +83,9 @@ class UnitWork:
         """Encodes one unit and starts to commit it. If the fast encoder gets a text wrong, prints a
         note and re-encodes the whole unit with the reference.
         """
-        notes, before = tuple(self.tokenizer.notes), self.meter.counts
+        notes, before = tuple(() if self.chat else self.tokenizer.notes), self.meter.counts
         try:
-            draft = self._encode(unit, self.tokenizer.encoder, notes)
+            draft = self._encode(unit, self.chat or self.tokenizer.encoder, notes)
         except Mismatch as mismatch:
             self.meter.counts = before
             note = (
@@ -120,7 +123,7 @@ class UnitWork:
         )
         with ExitStack() as stack:
             writers = {split: stack.enter_context(self._writer(split, unit)) for split in SPLITS}
-            for number, batch in enumerate(in_batches(read_unit(unit, text_field, bad))):
+            for number, batch in enumerate(in_batches(self._documents(unit, text_field, bad))):
                 tokens = read = 0
                 for split, texts in divide(
                     batch, self.data.validation_fraction, self.preparation.few
@@ -154,13 +157,26 @@ class UnitWork:
             documents=documents,
             backend=described(encoder),
             checked=checked,
-            notes=(*notes, *told(f"unit {unit.index}", bad.unread), *left_out(unit, documents)),
+            notes=(
+                *notes,
+                *told(f"unit {unit.index}", bad.unread),
+                *left_out(unit, documents),
+                *([REWRITES] if self.template and self.template.rewrites else []),
+            ),
             train=None,
             validation=None,
             skipped=bad.count,
             skipped_records=tuple(bad.listed),
         )
         return Draft(record, writers, files)
+
+    def _documents(self, unit: Unit, text_field: str, bad: Skipped) -> Iterator[Document]:
+        """Yields a unit's documents, with conversations rendered."""
+        documents = read_unit(unit, text_field, bad)
+        if self.template is None:
+            return documents
+        self.template.rewrites = False
+        return rendered(documents, self.template, bad)
 
     def _writer(self, split: str, unit: Unit) -> ShardWriter:
         preparation = self.preparation
@@ -178,7 +194,7 @@ class UnitWork:
         the number of documents that were compared.
         """
         reference = self.tokenizer.reference
-        if encoder is reference:
+        if encoder in (self.chat, reference):
             return 0
         index = zlib.crc32(seed.to_bytes(8, "little")) % len(texts)
         text, found = texts[index], ids[offsets[index] : offsets[index + 1]]

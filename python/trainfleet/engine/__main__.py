@@ -23,7 +23,7 @@ from .. import devices
 from ..config import Config, flat, load_resolved
 from ..config.families import FAMILIES
 from ..config.sizes import count_parameters, flops_in_words, flops_per_token
-from ..data.dataset import Dataset, Manifest
+from ..data.dataset import Dataset
 from ..health import faults, fence, lease
 from ..health.heartbeat import Heart
 from ..process.processes import SUPERVISOR, die_with_parent
@@ -109,7 +109,7 @@ def train(run: Run, config: Config, world: World, heart: Heart, moments: dict[st
     checkpoints = Checkpoints(run, config, dataset.identity, world)
     trainer = Trainer(config, samples_for(config, dataset), world, checkpoints, watch)
     faults.arm(run, trainer)
-    recorder = open_record(run, config, trainer, dataset.manifest) if world.first else None
+    recorder = open_record(run, config, trainer, dataset) if world.first else None
     print(greeting(trainer), flush=True)
     if recorder:
         print(formula(config, trainer), flush=True)
@@ -141,7 +141,7 @@ def leave_alone(run: Run, vote: Vote, world: World, seconds: float) -> None:
         run.note("orphaned", node=world.node, seconds=seconds)
 
 
-def open_record(run: Run, config: Config, trainer: Trainer, dataset: Manifest) -> Recorder:
+def open_record(run: Run, config: Config, trainer: Trainer, dataset: Dataset) -> Recorder:
     """Creates the recorder and writes all metadata known before the first step to results.json."""
     world, train = trainer.world, config.train
     flops = flops_per_token(config.model, train.sequence_length)
@@ -176,9 +176,9 @@ def open_record(run: Run, config: Config, trainer: Trainer, dataset: Manifest) -
         sequence_length=train.sequence_length,
         total_steps=train.steps,
         dataset=config.data.name,
-        dataset_tokens=dataset.tokens,
-        dataset_skipped=dataset.skipped,
-        dataset_notes=[*dataset.notes],
+        dataset_tokens=dataset.manifest.tokens,
+        dataset_skipped=dataset.manifest.skipped,
+        dataset_notes=dataset.notes(train.sequence_length),
         restarts=run.read_results().get("restarts", 0),
     )
     return recorder

@@ -27,11 +27,25 @@ class MicroBatch(NamedTuple):
 
     `documents` is int32 [B, T], the index of each token's document in its sequence, or None if
     attention crosses document boundaries.
+
+    `learned` is the number of targets to learn in the global batch, divided by the number of
+    data-parallel ranks. None means that each sequence has the same number.
     """
 
     inputs: Tensor
     targets: Tensor
     documents: Tensor | None = None
+    learned: float | None = None
+
+    def averaged(self, passes: int, parts: int = 1) -> tuple[str, float]:
+        """Returns the reduction of this batch's loss, and the divisor that makes it this rank's
+        term of the global mean over the targets to learn.
+
+        Args:
+            passes: This rank's micro-batches per step.
+            parts: Ranks over which each sequence is split.
+        """
+        return ("mean", passes) if self.learned is None else ("sum", self.learned / parts)
 
     @property
     def named(self) -> dict[str, Tensor]:
@@ -46,6 +60,7 @@ class MicroBatch(NamedTuple):
             change(self.inputs),
             change(self.targets),
             None if self.documents is None else change(self.documents),
+            self.learned,
         )
 
     def blank(self, count: int) -> MicroBatch:
@@ -58,11 +73,12 @@ class MicroBatch(NamedTuple):
 
 
 def join(batches: Sequence[MicroBatch]) -> MicroBatch:
-    inputs, targets, documents = zip(*batches, strict=True)
+    inputs, targets, documents, learned = zip(*batches, strict=True)
     return MicroBatch(
         torch.cat(inputs),
         torch.cat(targets),
         None if documents[0] is None else torch.cat(documents),
+        learned[0],
     )
 
 
@@ -94,6 +110,10 @@ class Samples(Protocol):
         self, split: str, first: int, count: int, sequence_length: int, seed: int
     ) -> np.ndarray: ...
 
+    def learned(
+        self, split: str, first: int, count: int, sequence_length: int, seed: int
+    ) -> int | None: ...
+
 
 def samples_for(config: Config, dataset: Dataset) -> Samples:
     """Returns the training samples for the model family.
@@ -120,6 +140,7 @@ class Batches:
         self.samples, self.train, self.device = samples, config.train, device
         self.end = separator(samples, config.train)
         self.count = config.train.global_batch_size // ranks
+        self.ranks = ranks
         # micro-batches per step; the planner has checked that both divisions leave no remainder
         self.per_step = self.count // config.train.micro_batch_size
         self.offset = rank * self.count
@@ -131,12 +152,15 @@ class Batches:
 
         Prefetches the next step's data in the meantime.
         """
-        tokens, size = self._take(step), self.train.micro_batch_size
+        train, size = self.train, self.train.micro_batch_size
+        first, count = (step - 1) * train.global_batch_size, train.global_batch_size
+        tokens = self._take(step)
+        # Each rank knows the whole batch's number of targets, so no collective is needed.
+        learned = self.samples.learned("train", first, count, train.sequence_length, train.seed)
+        share = None if learned is None else learned / self.ranks
         for index in range(self.per_step):
-            yield (
-                self.per_step - index - 1,
-                split(self.device.upload(tokens[index * size : (index + 1) * size]), self.end),
-            )
+            part = split(self.device.upload(tokens[index * size : (index + 1) * size]), self.end)
+            yield self.per_step - index - 1, part._replace(learned=share)
 
     def _take(self, step: int) -> np.ndarray:
         expected, future = self.ahead or (0, None)
@@ -188,12 +212,15 @@ def split(tokens: Tensor, end: int | None = None) -> MicroBatch:
     """Splits tokens [count, T + 1] into inputs and targets, shifted by one token.
 
     For a masked model, the tokens are [count, T, 2 or 3]: token, target and optionally segment. If
-    `end` (the end-of-document token) is given, the batch also contains document indices.
+    `end` (the end-of-document token) is given, the batch also contains document indices, which the
+    third value is for conversations.
     """
     if tokens.ndim == 2:
         return MicroBatch(
             tokens[:, :-1], tokens[:, 1:], None if end is None else documents(tokens[:, :-1], end)
         )
+    if end is not None:
+        return MicroBatch(tokens[..., 0], tokens[..., 1], tokens[..., 2].to(torch.int32))
     return MicroBatch(tokens[..., ::2] if tokens.shape[2] == 3 else tokens[..., 0], tokens[..., 1])
 
 

@@ -124,7 +124,7 @@ def score(model: Network, batch: MicroBatch) -> Tensor:
     """Returns a batch's summed loss and its counts of correct tokens, correct pairs and predicted
     tokens.
     """
-    inputs, targets, documents = batch
+    inputs, targets, documents, _ = batch
     x = (
         model.features(inputs, documents=documents)
         if isinstance(model, Llama | GPT2)

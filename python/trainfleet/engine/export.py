@@ -25,6 +25,7 @@ from ..config import Config, huggingface_config, load_resolved, platforms, weigh
 from ..config.addresses import HUB, MODEL, dataset_of, folder_of
 from ..config.families import FAMILIES
 from ..config.vocabulary import FILE, SPECIALS
+from ..data.chat import ChatTemplate
 from ..data.dataset import Dataset
 from ..data.tokenizer import Tokenizer
 from ..data.tokenizer import load as load_tokenizer
@@ -35,7 +36,7 @@ from ..trust import untrusted_input
 from ..trust.errors import InputError, RunError, TrainfleetError, telling
 from ..trust.redaction import hide
 from ..trust.safe_output import run_program
-from .generate import load
+from .generate import load, stops_of
 
 Json = dict[str, Any]
 Save = Callable[[Network, str, Path], list[str]]  # (model, family, folder) -> file names
@@ -122,15 +123,18 @@ def write(
         for role, token in named.items()
         if role in ("eos_token", "pad_token")
     }
+    chat, ends = chat_of(dataset)
     shape = (
         huggingface_config.write(model.shape)
         | {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
         | ids
+        | ends
     )
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": model.shape.max_position_embeddings,
         **named,
+        **chat,
     }
     for name, content in ((huggingface_config.CONFIG, shape), ("tokenizer_config.json", settings)):
         (folder / name).write_text(
@@ -143,6 +147,14 @@ def write(
         FILE,
         "tokenizer_config.json",
     ]
+
+
+def chat_of(dataset: Dataset) -> tuple[Json, Json]:
+    """Returns what conversations add to tokenizer_config.json and config.json."""
+    if not dataset.manifest.settings.conversations:
+        return {}, {}
+    template = ChatTemplate.read(dataset.folder)
+    return json.loads(template.definition), {"eos_token_id": sorted(stops_of(dataset))}
 
 
 def special_tokens(tokenizer: Tokenizer, family: str, end: int) -> dict[str, str]:

@@ -5,7 +5,8 @@ RUN_FOLDER [PROMPT]`.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
@@ -15,11 +16,14 @@ from torch import Tensor
 from .. import devices, models
 from ..checkpoints.init_from import require_fit
 from ..config import load_resolved
+from ..data.chat import ASSISTANT, USER, ChatEncoder, ChatTemplate, Messages
 from ..data.dataset import Dataset
+from ..data.shards import unsigned
 from ..data.tokenizer import StreamDecoder, Tokenizer
 from ..data.tokenizer import load as load_tokenizer
 from ..models import GPT2, Llama
 from ..models.llama import Cache
+from ..models.loss import IGNORED
 from ..models.network import Network
 from ..run import run_folder
 from ..run.run_folder import Run
@@ -43,10 +47,10 @@ def continuation(
     temperature: float,
     top_k: int,
     generator: torch.Generator,
-    stop_at: int,
+    stop_at: Collection[int],
     top_p: float = 1.0,
 ) -> Iterator[int]:
-    """Yields generated tokens until the model ends the document or the context is full.
+    """Yields generated tokens until the model writes one of `stop_at` or the context is full.
 
     A prompt that fills the context is truncated to its last tokens, half the context length.
     Temperature 0 means greedy decoding.
@@ -58,7 +62,7 @@ def continuation(
     for _ in range(limit - len(prompt)):
         logits = model(tokens, cache)[0, -1]
         token = choose(logits, temperature, top_k, generator, top_p)
-        if token == stop_at:
+        if token in stop_at:
             return
         yield token
         tokens = torch.tensor([[token]], device=device)
@@ -98,8 +102,8 @@ def makes_no_numbers(run: Run) -> RunError:
 
 
 def write_sample(model: Network, dataset: Dataset, seed: int) -> dict[str, str]:
-    """Continues a piece of validation text, and returns the `prompt` and the continuation as
-    `text`.
+    """Continues a piece of validation text, or answers a question from it, and returns the `prompt`
+    and the continuation as `text`.
 
     Without validation text, the prompt is the end-of-document token, so the sample starts a new
     document.
@@ -110,7 +114,12 @@ def write_sample(model: Network, dataset: Dataset, seed: int) -> dict[str, str]:
     ids = unseen_text(dataset) or [end]
     generator = torch.Generator().manual_seed(seed)
     made = continuation(
-        model, ids, temperature=TEMPERATURE, top_k=TOP_K, generator=generator, stop_at=end
+        model,
+        ids,
+        temperature=TEMPERATURE,
+        top_k=TOP_K,
+        generator=generator,
+        stop_at=stops_of(dataset),
     )
     return {
         "prompt": tokenizer.decode(ids),
@@ -121,7 +130,16 @@ def write_sample(model: Network, dataset: Dataset, seed: int) -> dict[str, str]:
 
 
 def unseen_text(dataset: Dataset) -> list[int]:
-    """Returns SAMPLE_PROMPT tokens of validation text, or fewer if the text is short or missing."""
+    """Returns SAMPLE_PROMPT tokens of validation text, or fewer if the text is short or missing.
+
+    In a conversation, returns the tokens before the first answer.
+    """
+    if dataset.manifest.settings.conversations:
+        longest = dataset.manifest.longest
+        if not dataset.samples("validation", longest):
+            return []
+        row = dataset.batch("validation", 0, 1, longest, 0)[0]
+        return [int(id_) for id_ in row[: 1 + (row[:, 1] != IGNORED).argmax(), 0]]
     length = min(dataset.manifest.validation_tokens - 1, SAMPLE_BEGINS + SAMPLE_PROMPT)
     if length < 1:
         return []
@@ -129,19 +147,34 @@ def unseen_text(dataset: Dataset) -> list[int]:
     return [token for token in tokens if token != dataset.manifest.end_of_document][-SAMPLE_PROMPT:]
 
 
+def stops_of(dataset: Dataset) -> set[int]:
+    """Returns the tokens that end a text: the end of a document and, in conversations, of an
+    answer.
+    """
+    ends = {dataset.end_of_document}
+    if dataset.manifest.settings.conversations:
+        encoder = ChatEncoder(load_tokenizer(dataset.folder).definition)
+        ends.add(ChatTemplate.read(dataset.folder).end_of_turn(encoder))
+    return ends
+
+
 @telling
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser("trainfleet.engine.generate")
     parser.add_argument("run", type=Path)
-    parser.add_argument("prompt", nargs="?", default="The ")
+    parser.add_argument("prompt", nargs="?", default="")
+    parser.add_argument(
+        "--chat", action="store_true", help="answer the prompt, or each line of stdin"
+    )
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--temperature", type=float, default=TEMPERATURE)
     parser.add_argument("--top-k", type=int, default=TOP_K)
     parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=None, help="the same seed writes the same text")
     options = parser.parse_args(arguments)
-    for text in stream(options):
-        print(text, end="", flush=True)
+    with suppress(KeyboardInterrupt):
+        for text in (talk if options.chat else stream)(options):
+            print(text, end="", flush=True)
     print()
     return 0
 
@@ -153,38 +186,105 @@ def stream(options: argparse.Namespace) -> Iterator[str]:
     another one. Trailing spaces are stripped, because the space is usually part of the next word's
     token.
     """
-    run = Run(options.run)
-    model, dataset = load(run)
-    if not isinstance(model, Llama | GPT2):
-        family = model.shape.family
-        raise RunError(
-            f"{family} predicts masked tokens and can't generate text",
-            where=str(run.folder),
-            next="use make eval or make export",
-        )
-    tokenizer = load_tokenizer(dataset.folder)
-    generator = torch.Generator()
-    generator.seed() if options.seed is None else generator.manual_seed(options.seed)
-    end = dataset.manifest.end_of_document
+    writer = Writer(options)
     prompt = options.prompt.rstrip(" ")
-    ids = encode(tokenizer, prompt)
-    made = continuation(
-        model,
-        [end, *ids],
-        temperature=options.temperature,
-        top_k=options.top_k,
-        generator=generator,
-        stop_at=end,
-        top_p=options.top_p,
-    )
-    decoder = StreamDecoder(tokenizer)
-    for id_ in ids:
-        decoder.push(id_)
+    ids = encode(writer.tokenizer, prompt)
     yield prompt
-    try:
-        yield from map(decoder.push, islice(made, options.tokens))
-    except FloatingPointError:
-        raise makes_no_numbers(run) from None
+    yield from writer.after([writer.dataset.end_of_document, *ids])
+
+
+def talk(options: argparse.Namespace) -> Iterator[str]:
+    """Yields the answer to the prompt piece by piece. Without a prompt, answers each line of stdin.
+
+    Raises:
+        DataError: the run was not trained on conversations.
+    """
+    writer = Writer(options)
+    template = ChatTemplate.read(writer.dataset.folder)
+    encoder, messages = ChatEncoder(writer.tokenizer.definition), Messages()
+    for asked in [options.prompt] if options.prompt else typed():
+        messages.append({"role": USER, "content": asked})
+        with template.limited("the conversation"):
+            ids = asking(template, encoder, messages)
+        parts = list[str]()
+        for part in writer.after(ids):
+            parts.append(part)
+            yield part
+        messages.append({"role": ASSISTANT, "content": "".join(parts)})
+        yield "\n"
+
+
+def asking(template: ChatTemplate, encoder: ChatEncoder, messages: Messages) -> list[int]:
+    """Returns the tokens of messages, with the start of an answer."""
+    ids, _ = encoder.encode([template.render(messages, True)])
+    return [int(id_) for id_ in unsigned(ids)]
+
+
+def answers(model: Network, dataset: Dataset, prompts: Iterable[str]) -> Iterator[str]:
+    """Yields the text with which the model most likely continues, or answers, each prompt."""
+    assert isinstance(model, Llama | GPT2)
+    tokenizer, stops = load_tokenizer(dataset.folder), stops_of(dataset)
+    for prompt in prompts:
+        ids = [dataset.end_of_document, *encode(tokenizer, prompt)]
+        if dataset.manifest.settings.conversations:
+            template, asked = ChatTemplate.read(dataset.folder), {"role": USER, "content": prompt}
+            ids = asking(template, ChatEncoder(tokenizer.definition), [asked])
+        made = continuation(
+            model, ids, temperature=0, top_k=1, generator=torch.Generator(), stop_at=stops
+        )
+        yield tokenizer.decode(list(islice(made, SAMPLE_LENGTH)))
+
+
+def typed() -> Iterator[str]:
+    """Yields the lines that the user types, until the end of stdin (Ctrl-D)."""
+    with suppress(EOFError):
+        while True:
+            if line := input("> ").encode(errors="replace").decode().strip():
+                yield line
+
+
+class Writer:
+    """A run's newest model, which continues token ids as the options say.
+
+    Raises:
+        RunError: the run has no checkpoint, or its model can't generate text.
+    """
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options, self.run = options, Run(options.run)
+        model, self.dataset = load(self.run)
+        if not isinstance(model, Llama | GPT2):
+            family = model.shape.family
+            raise RunError(
+                f"{family} predicts masked tokens and can't generate text",
+                where=str(self.run.folder),
+                next="use make eval or make export",
+            )
+        self.model, self.tokenizer = model, load_tokenizer(self.dataset.folder)
+        self.stops, self.generator = stops_of(self.dataset), torch.Generator()
+        if options.seed is None:
+            self.generator.seed()
+        else:
+            self.generator.manual_seed(options.seed)
+
+    def after(self, ids: list[int]) -> Iterator[str]:
+        """Yields the text that continues the ids, piece by piece."""
+        made = continuation(
+            self.model,
+            ids,
+            temperature=self.options.temperature,
+            top_k=self.options.top_k,
+            generator=self.generator,
+            stop_at=self.stops,
+            top_p=self.options.top_p,
+        )
+        decoder = StreamDecoder(self.tokenizer)
+        for id_ in ids:
+            decoder.push(id_)
+        try:
+            yield from map(decoder.push, islice(made, self.options.tokens))
+        except FloatingPointError:
+            raise makes_no_numbers(self.run) from None
 
 
 def encode(tokenizer: Tokenizer, text: str) -> list[int]:

@@ -118,6 +118,10 @@ class Recorder:
         if time.monotonic() - self.updated > RESULTS_EVERY:
             self._try(self.update)
 
+    def sampled(self, prompt: str, text: str) -> None:
+        """Records a text of the model as an event."""
+        self._record("sampled", step=self.progress.step, prompt=prompt, text=text)
+
     def _span(self, first: bool) -> dict[str, float]:
         """Returns the current time, and the seconds since the last line, both in total and per
         stage.

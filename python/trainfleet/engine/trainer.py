@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from contextlib import suppress
+from typing import cast
 
 import torch
 
@@ -11,10 +13,11 @@ from ..config import Config
 from ..config.families import FAMILIES
 from ..config.schedule import learning_rate
 from ..config.types import Train
+from ..data.dataset import Dataset
 from ..models.custom_model import module_at
 from ..process.install_paths import page
 from ..trust.errors import RunError
-from . import batches
+from . import batches, generate
 from .batches import Batches, Samples
 from .checkpoint import Checkpoints
 from .parallel import arrange
@@ -117,8 +120,10 @@ class Trainer:
             rank, ranks = self.parts.data, self.parts.ways
             found = batches.validation(self.samples, self.config, rank, ranks, self.device)
             total = self.parts.evaluate(found, most=-(-count // ranks))
-            guesses = FAMILIES[self.config.model.family].guesses(self.train.sequence_length)
-            return float(self.world.sum(total) / (count * guesses))
+            length = self.train.sequence_length
+            guesses = self.samples.learned("validation", 0, count, length, self.train.seed)
+            guesses = guesses or count * FAMILIES[self.config.model.family].guesses(length)
+            return float(self.world.sum(total) / guesses)
 
     def log(self, recorder: Recorder | None, valid_loss: float | None) -> None:
         """Logs a step's metrics.
@@ -132,6 +137,23 @@ class Trainer:
         if recorder:
             meters = self.device.meters() | (self.scale.meters() if self.scale else {})
             recorder.step(loss, norm, valid_loss, skipped, self.device.memory_used(), meters)
+        if recorder and valid_loss is not None and self.train.sample_prompts:
+            self.sample(recorder)
+
+    def sample(self, recorder: Recorder) -> None:
+        """Records how the model continues `train.sample_prompts`."""
+        model, prompts = self.parts.whole, self.train.sample_prompts
+        assert model, "config/cross_checks.py requires whole models"
+        model.eval()
+        with (
+            self.watch.stage("validate"),
+            suppress(FloatingPointError),
+            torch.compiler.set_stance("force_eager"),
+        ):
+            texts = generate.answers(model, cast(Dataset, self.samples), prompts)
+            for prompt, text in zip(prompts, texts, strict=True):
+                recorder.sampled(prompt, text)
+        model.train()
 
     def save_if_due(
         self, step: int, decision: Decision, last: bool, recorder: Recorder | None

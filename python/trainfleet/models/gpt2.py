@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from ..config.types import Model
 from .layers import COLUMN, Embeddings, FeedForward, MultiHeadAttention, initial
 from .llama import Cache, Decoder, Llama
-from .network import causal_within, positions_within
 
 
 class GPT2(Decoder):
@@ -43,10 +42,7 @@ class GPT2(Decoder):
         self, tokens: Tensor, cache: Cache | None = None, documents: Tensor | None = None
     ) -> Tensor:
         start = cache[0][0].shape[2] if cache else 0
-        positions = (
-            self.positions_of(tokens, start) if documents is None else positions_within(documents)
-        )
-        mask = None if documents is None else causal_within(documents)
+        positions, mask = self.attending(tokens, start, documents)
         x = tokens if tokens.is_floating_point() else self.dropout(self.embed(tokens, positions))
         for index, layer in enumerate(self.layers):
             x = layer(x, cache, index, mask)

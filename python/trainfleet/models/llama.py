@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from ..config.families import FAMILIES
 from ..config.types import Model
 from .loss import next_token_loss
-from .network import Attend, Network, ParallelPlan, causal_within, positions_within
+from .network import Attend, Network, ParallelPlan
 
 # standard deviation of matrices that do not write to the residual stream (see `Llama.initial`)
 INITIAL_STD = 0.02
@@ -100,13 +100,8 @@ class Llama(Decoder):
         self, tokens: Tensor, cache: Cache | None = None, documents: Tensor | None = None
     ) -> Tensor:
         start = cache[0][0].shape[2] if cache else 0
-        positions = (
-            self.positions_of(tokens, start) if documents is None else positions_within(documents)
-        )
-        rotation, mask = (
-            rotary_table(self.shape, positions),
-            None if documents is None else causal_within(documents),
-        )
+        positions, mask = self.attending(tokens, start, documents)
+        rotation = rotary_table(self.shape, positions)
         # An earlier pipeline stage may have applied the embedding.
         x = tokens if tokens.is_floating_point() else self.embed(tokens)
         for index, layer in enumerate(self.layers):

@@ -53,6 +53,21 @@ class Network(nn.Module, ABC):
             return self.positions
         return torch.arange(start, start + tokens.shape[1], device=tokens.device)
 
+    def attending(
+        self, tokens: Tensor, start: int, documents: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Returns the positions of tokens that follow `start` cached ones, and the attention mask.
+
+        With document indices [B, T] of the whole sequences, these are the positions in each
+        document, and a mask that keeps documents apart, of this rank's tokens.
+        """
+        if documents is None:
+            return self.positions_of(tokens, start), None
+        positions, mask = positions_within(documents), causal_within(documents)
+        if self.parts > 1:
+            return positions[:, self.positions], mask[:, :, self.positions]
+        return positions, mask
+
     @abstractmethod
     def initial(self, name: str) -> tuple[float, float]:
         """Returns the mean and standard deviation of the normal distribution from which a parameter

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Part = tuple[str, str]  # name (may be empty) and value
 REMOTE_LOOK = 5.0  # seconds between updates of progress in S3 (data/dataset_store.py)
 # events that are shown below the line of their step
-AFTER_A_STEP = ("checkpointed", "stopped", "finished")
+AFTER_A_STEP = ("sampled", "checkpointed", "stopped", "finished")
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 STYLES = {
     "fault": "red",

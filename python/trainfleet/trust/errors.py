@@ -5,6 +5,7 @@
     ├── InputError          invalid external input, with line and key (trust/untrusted_input.py)
     ├── DataError           a source, tokenizer or dataset can't be used
     │   ├── NoSource        a data.sources entry matches no readable file
+    │   ├── BadTemplate     a chat template breaks a limit (data/chat.py)
     │   ├── BadText         a source contains an invalid record (data/bad_records.py)
     │   └── OtherField      a record lacks the field in data.text_field
     ├── RunError            a run folder or checkpoint can't be used

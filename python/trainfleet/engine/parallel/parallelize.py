@@ -140,9 +140,9 @@ class Division(TorchParts):
     def train(self, batches: Iterator[tuple[int, MicroBatch]], watch: Stopwatch) -> Tensor:
         with self._sliced():
             if self.pipeline:
-                inputs, targets = join([self.part(batch) for _, batch in batches])[:2]
+                whole_batch = join([self.part(batch) for _, batch in batches])
                 with watch.part("pipeline"):  # forward and backward passes of all micro-batches
-                    loss = self.pipeline.train(inputs, targets, self.scale)
+                    loss = self.pipeline.train(whole_batch, self.scale)
             else:
                 loss = torch.zeros((), device=self.device.torch_device)
                 for left, batch in batches:
@@ -157,8 +157,9 @@ class Division(TorchParts):
             self.root.set_requires_gradient_sync(left == 0)
             self.root.set_reshard_after_backward(left == 0)
         batch = self.part(batch)
+        reduction, divisor = batch.averaged(self.micro_batches, self.model.parts)
         with watch.own_work():
-            loss = whole(self.root(batch.inputs, **batch.named)) / self.micro_batches
+            loss = whole(self.root(batch.inputs, **batch.named, reduction=reduction)) / divisor
         with watch.part("backward"):
             gradients.scaled(loss, self.scale).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
@@ -179,7 +180,7 @@ class Division(TorchParts):
             if self.pipeline:
                 for start in range(0, len(filled), self.micro_batches):
                     total += self.pipeline.evaluate(
-                        *join(filled[start : start + self.micro_batches])[:2]
+                        join(filled[start : start + self.micro_batches])
                     )
             else:
                 for part in filled:
@@ -208,11 +209,14 @@ class Division(TorchParts):
         )
 
     def part(self, batch: MicroBatch) -> MicroBatch:
-        """Selects this rank's token positions from a batch."""
+        """Selects this rank's token positions from a batch, except from its document indices, which
+        are needed for the other ranks' keys.
+        """
         positions, self.like = self.model.positions, batch
         if self.mesh.context_group is None or positions is None:
             return batch
-        return batch.each(lambda tokens: tokens.index_select(1, positions))
+        part = batch.each(lambda tokens: tokens.index_select(1, positions))
+        return part._replace(documents=batch.documents)
 
     def _sliced(self) -> AbstractContextManager[None]:
         """Returns a context in which the loss accepts vocab-parallel logits."""

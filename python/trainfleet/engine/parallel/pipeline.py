@@ -13,6 +13,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleIn
 
 from ...devices import Device
 from ...models.network import Network
+from ..batches import MicroBatch
 from ..optimizers import whole
 from .gradients import Mesh, local, scaled
 from .tensor import find_tied
@@ -35,8 +36,8 @@ class StageModule(nn.Module):
         super().__init__()
         self.part = part
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.part.features(x)
+    def forward(self, x: Tensor, **documents: Tensor) -> Tensor:
+        return self.part.features(x, **documents)
 
 
 def cut(model: Network, stages: int, kept: list[int]) -> list[StageModule]:
@@ -152,7 +153,7 @@ class Pipeline:
         ]
         self.first, self.last, self.count = numbers[0] == 0, numbers[-1] == count - 1, micro_batches
         self.head = stages[-1].part
-        self.reduction = "mean"
+        self.reduction, self.divisor = "mean", 1.0
         self.scale: Tensor | None = None
         # Otherwise, torch keeps the outputs of all micro-batches until the step ends. torch 2.9
         # lacks this option.
@@ -171,32 +172,34 @@ class Pipeline:
                 [*made], micro_batches, loss_fn=self._loss, scale_grads=False
             )
 
-    def train(self, inputs: Tensor, targets: Tensor, scale: Tensor | None = None) -> Tensor:
+    def train(self, batch: MicroBatch, scale: Tensor | None = None) -> Tensor:
         """Computes the gradients, multiplied by `scale`.
 
         Returns the mean loss on the last stage and 0 on other stages.
         """
-        self.reduction, self.scale, losses = "mean", scale, list[Tensor]()
-        self.schedule.step(
-            *([inputs] if self.first else []),
-            target=targets if self.last else None,
-            losses=losses,
-            **self.lean,
-        )
-        total = self._sum(losses, inputs)
+        self.reduction, self.divisor = batch.averaged(self.count, self.head.parts)
+        self.scale, losses = scale, list[Tensor]()
+        self.schedule.step(*self._given(batch), **self._named(batch, losses), **self.lean)
+        total = self._sum(losses, batch.inputs)
         return total if scale is None else total / scale
 
-    def evaluate(self, inputs: Tensor, targets: Tensor) -> Tensor:
+    def evaluate(self, batch: MicroBatch) -> Tensor:
         """Returns the summed loss on the last stage and 0 on other stages."""
-        self.reduction, self.scale, losses = "sum", None, list[Tensor]()
-        self.schedule.eval(
-            *([inputs] if self.first else []), target=targets if self.last else None, losses=losses
-        )
-        return self._sum(losses, inputs)
+        self.reduction, self.divisor, self.scale, losses = "sum", 1.0, None, list[Tensor]()
+        self.schedule.eval(*self._given(batch), **self._named(batch, losses))
+        return self._sum(losses, batch.inputs)
+
+    def _given(self, batch: MicroBatch) -> list[Tensor]:
+        return [batch.inputs] if self.first else []
+
+    def _named(self, batch: MicroBatch, losses: list[Tensor]) -> dict[str, Any]:
+        """Returns the schedule's named arguments. Every stage gets the document indices."""
+        documents = {} if batch.documents is None else {"documents": batch.documents}
+        return {"target": batch.targets if self.last else None, "losses": losses, **documents}
 
     def _loss(self, x: Tensor, targets: Tensor) -> Tensor:
         loss = whole(self.head.loss(x, targets, self.reduction))
-        return scaled(loss / self.count if self.reduction == "mean" else loss, self.scale)
+        return scaled(loss / self.divisor, self.scale)
 
     def _sum(self, losses: list[Tensor], like: Tensor) -> Tensor:
         return (

@@ -237,8 +237,9 @@ class Replicas(TorchParts):
                 if left and isinstance(shared, DistributedDataParallel)
                 else nullcontext()
             ):
+                reduction, divisor = batch.averaged(self.micro_batches)
                 with watch.own_work(), self._casting():
-                    loss = shared(batch.inputs, **batch.named) / self.micro_batches
+                    loss = shared(batch.inputs, **batch.named, reduction=reduction) / divisor
                 with watch.part("backward"):
                     gradients.scaled(loss, self.scale).backward()  # type: ignore[no-untyped-call]
             total += loss.detach()

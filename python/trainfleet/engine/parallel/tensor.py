@@ -146,15 +146,15 @@ class GatheredAttend(nn.Module):
         self.causal, self.dropout = whole.causal, whole.dropout
         self.rank, self.group, self.order = rank, group, order
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: None = None) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
         """Returns the attention output [B, H, T / R, E] for q, k and v [B, heads, T / R, E].
 
-        `mask` is unused, because config/cross_checks.py rejects configs that need one.
+        A mask [B, 1, T / R, T] marks the keys that each query attends to.
         """
         gathered = [GatherSequence.apply(part, self.group) for part in (k, v)]  # type: ignore[no-untyped-call]
         k, v = (part.index_select(2, self.order) for part in gathered)
-        if not self.causal:
-            return self._attend(q, k, v, None)
+        if not self.causal or mask is not None:
+            return self._attend(q, k, v, mask)
         pieces, size = (self.rank, 2 * self.group.size() - 1 - self.rank), q.shape[2] // 2
         outs = []
         for piece, part in zip(pieces, q.chunk(2, dim=2), strict=True):
