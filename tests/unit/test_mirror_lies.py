@@ -6,7 +6,6 @@ import base64
 import json
 import os
 import stat
-import threading
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -256,38 +255,6 @@ def test_no_link_in_the_run_folder_is_followed(
         except RunError as error:
             assert "link" in str(error) and "logs" in str(error)
     assert state(world, but=here) == before
-
-
-def test_a_link_that_appears_while_files_are_written_is_not_followed(world: Path) -> None:
-    here, elsewhere = world / "desk/runs/x", world / "desk/elsewhere"
-    elsewhere.mkdir()
-    over = threading.Event()
-
-    def swap() -> None:
-        while not over.is_set():
-            try:
-                (here / "logs").rename(here / "aside")
-                (here / "logs").symlink_to(elsewhere)
-                (here / "logs").unlink()
-                (here / "aside").rename(here / "logs")
-            except OSError:  # the mirror was faster
-                (here / "logs").unlink() if (here / "logs").is_symlink() else None
-
-    (here / "logs").mkdir()
-    thread = threading.Thread(target=swap)
-    thread.start()
-    try:
-        for number in range(300):
-            mirror, _ = mirror_of(answer({f"logs/node-{number}.log": piece()}), answer({}))
-            for _ in range(2):
-                try:
-                    mirror.refresh(HOST)
-                except RunError:
-                    pass
-    finally:
-        over.set()
-        thread.join()
-    assert not list(elsewhere.iterdir())
 
 
 @pytest.mark.parametrize("kind", ["fifo", "folder"])

@@ -24,7 +24,6 @@ from ..checkpoints import init_from
 from ..config import Config
 from ..config.addresses import absent
 from ..hardware import node_types
-from ..health.heartbeat_format import replace_file
 from ..hosts import facts as reading
 from ..hosts import probe
 from ..hosts.host_results import Implausible
@@ -33,6 +32,7 @@ from ..node.placements.fleet import PLACEMENT
 from ..node.supervisor import EXIT, process_in, read, said_file, told, write
 from ..plan.estimate import Bill, list_price
 from ..plan.job import Artifact, Job, Request
+from ..process.file_systems import replace_file
 from ..process.install_paths import CODE, python_path
 from ..process.processes import die_with_parent, identity, signal_group
 from ..run import contents, run_folder

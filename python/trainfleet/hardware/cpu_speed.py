@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated
 
-from ..health.heartbeat_format import replace_file
+from ..process.file_systems import replace_file
 from ..process.install_paths import CODE
 from ..process.processes import die_with_parent
 from ..trust.errors import InputError, RunError

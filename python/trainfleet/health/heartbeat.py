@@ -44,7 +44,7 @@ from ..trust.errors import InputError
 from ..trust.validation import fit
 from . import fence, tcp_stats
 from .fence import Attempt
-from .heartbeat_format import FOLDER, Beat, pack, parse, replace_file, write_beats
+from .heartbeat_format import FOLDER, Beat, pack, parse, write_beats
 from .lease import Vacancy, newest_holder
 
 EVERY = 1.0  # seconds between heartbeats
@@ -79,7 +79,9 @@ class NodeMemory:
 
     def leave(self, beat: Beat) -> None:
         """Writes a rank's latest heartbeat."""
-        replace_file(self.shared / f"rank-{beat.rank}", pack(self.number, beat.attempt, [beat]))
+        file_systems.replace_file(
+            self.shared / f"rank-{beat.rank}", pack(self.number, beat.attempt, [beat])
+        )
 
     def is_due(self, name: str, seconds: float) -> bool:
         """Returns whether the task `name` has not been done on this node for `seconds`. If so, the
@@ -108,7 +110,7 @@ class NodeMemory:
             tcp_stats.write_links(self.folder, self.number, attempt)
 
     def write_instructions(self, orders: Instructions) -> None:
-        replace_file(self.shared / "orders", json.dumps(asdict(orders)).encode())
+        file_systems.replace_file(self.shared / "orders", json.dumps(asdict(orders)).encode())
 
     def read_instructions(self) -> Instructions:
         """Returns the instructions that the node's ranks last fetched."""

@@ -11,7 +11,6 @@ The format is binary, because a launcher reads the files of all nodes once a sec
 from __future__ import annotations
 
 import os
-import secrets
 import struct
 from collections.abc import Iterable
 from contextlib import ExitStack, suppress
@@ -19,6 +18,7 @@ from math import isfinite
 from pathlib import Path
 from typing import NamedTuple
 
+from ..process.file_systems import replace_file
 from ..trust import untrusted_input
 
 FOLDER = "heartbeats"
@@ -75,19 +75,6 @@ def pack(node: int, attempt: int, beats: Iterable[Beat]) -> bytes:
         for beat in beats
     )
     return HEAD.pack(MAGIC, node, attempt) + b"".join(rows)
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Replaces a file atomically, even if several processes replace it at once."""
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        with open(part, "xb", opener=untrusted_input.opener) as file:
-            file.write(content)
-        part.replace(path)
-    except OSError:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
-        raise
 
 
 def renew_file(path: Path, content: bytes) -> None:

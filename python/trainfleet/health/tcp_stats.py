@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from ..process.file_systems import replace_file
 from ..trust import untrusted_input
 from ..trust.errors import InputError
 from ..trust.validation import fit
@@ -90,8 +91,6 @@ def write_links(folder: Path, node: int, attempt: int) -> None:
     }
     most = sorted(links, key=lambda peer: -links[peer][1])[:PEERS]
     if most:
-        from .heartbeat_format import replace_file
-
         record = {
             "node": node,
             "attempt": attempt,

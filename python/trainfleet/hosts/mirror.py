@@ -2,9 +2,8 @@
 
 Nodes are untrusted, so each response is fully validated before it is applied. A response can only
 name files that match sync_rules.KINDS, within their size limits, and can only append to them or
-replace them. Symbolic links below the run folder are never followed, even if they appear during
-validation. A node therefore can't change files outside the run folder, or files that it does not
-own.
+replace them. Symbolic links below the run folder are never followed. A node therefore can't change
+files outside the run folder, or files that it does not own.
 
 A folder of large files is downloaded completely or not at all, with a progress bar. File and folder
 names must be plain, files must not exceed their announced sizes, and all of them must fit on this

@@ -35,10 +35,10 @@ from types import FrameType
 from typing import Any
 
 from ..health import fence
-from ..health.heartbeat_format import replace_file
 from ..health.kernel_log import Kernel
 from ..health.watchdog import Alarm, Sentry
 from ..process import file_systems
+from ..process.file_systems import replace_file
 from ..process.node_log import Log, say, stamp
 from ..process.processes import SUPERVISOR, announce, die_with_parent, identity, signal_group
 from ..run.run_folder import Run

@@ -13,6 +13,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable
@@ -42,6 +43,25 @@ def offered(operation: Callable[[], object], *lacks: int) -> bool:
             raise
         return False
     return True
+
+
+def replace_file(path: Path, content: bytes, durable: bool = False) -> None:
+    """Replaces a file atomically, even if several processes replace it at once.
+
+    If `durable`, the new content is on the disk before it replaces the old one.
+    """
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with open(part, "xb", opener=untrusted_input.opener) as file:
+            file.write(content)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        part.replace(path)
+    except BaseException:  # also if a signal stops the process during the write
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise
 
 
 def name_once(part: Path, path: Path) -> None:

@@ -207,22 +207,11 @@ def write_atomic(path: Path, text: str, durable: bool = True) -> None:
     """Replaces a file atomically. After a power failure, the file contains either the old or the
     new text in full, unless `durable` is false.
     """
-    # Threads, or hosts that share the folder, may write the same file concurrently.
-    unique = int.from_bytes(os.urandom(6))
-    temporary = path.with_name(f".{path.name}.{unique}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "w", encoding="utf-8", opener=untrusted_input.opener) as file:
-            file.write(text)
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
-        temporary.replace(path)
+        file_systems.replace_file(path, text.encode(), durable)
     except OSError as error:
         raise unwritable(path, error) from error
-    finally:
-        with suppress(OSError):  # Clean up even if a signal stops the process during the write.
-            temporary.unlink(missing_ok=True)
     if durable:
         sync_folder(path.parent)
 

@@ -2,7 +2,7 @@
 and writes of the copies.
 
 Incoming content is not trusted. Only files with these names are written, up to their maximum sizes.
-Symbolic links below the run folder are never followed, even if they appear during a write.
+Symbolic links below the run folder are never followed.
 
 `python -m trainfleet.storage.sync_rules FOLDER < KNOWN` prints the changes in a run folder as JSON.
 KNOWN describes the receiver's copies as {path: [size, time, inode]}. If a file has only grown, just
@@ -51,7 +51,6 @@ KINDS = {
 GROWING = (".log", ".jsonl")
 FILES = 50_000  # maximum files per run folder
 SPARE = 1 << 30  # bytes of this disk that always remain free
-FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def limit(name: str) -> int | None:
@@ -69,32 +68,13 @@ def write(root: Path, name: str, offset: int, data: bytes, stamp: float | None =
         FileNotFoundError: the offset is not 0, and the file does not exist.
         RunError: the folder can't be written, or a link, folder or device already has that name.
     """
-    with _folder_of(root, name) as (folder, last):
+    with _below(root, name) as path:
         if offset:
-            _fill(
-                os.open(last, os.O_WRONLY | os.O_NONBLOCK | FLAGS, dir_fd=folder),
-                offset,
-                data,
-                stamp,
-            )
-            return
-        temporary = f".{last[:200]}.{os.getpid()}"
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary, dir_fd=folder)
-        try:
-            _fill(
-                os.open(
-                    temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | FLAGS, 0o644, dir_fd=folder
-                ),
-                0,
-                data,
-                stamp,
-            )
-            os.replace(temporary, last, src_dir_fd=folder, dst_dir_fd=folder)
-        except OSError:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary, dir_fd=folder)
-            raise
+            _fill(path, offset, data)
+        else:
+            file_systems.replace_file(path, data)
+        if stamp is not None:
+            file_systems.offered(lambda: os.utime(path, (stamp, stamp), follow_symlinks=False))
 
 
 def require_room(root: Path, coming: int) -> None:
@@ -109,39 +89,36 @@ def require_room(root: Path, coming: int) -> None:
 
 def remove(root: Path, name: str) -> None:
     """Removes a file if it exists. Raises RunError as `write` does."""
-    with contextlib.suppress(FileNotFoundError), _folder_of(root, name) as (folder, last):
-        os.unlink(last, dir_fd=folder)
+    with _below(root, name) as path:
+        path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
-def _folder_of(root: Path, name: str) -> Iterator[tuple[int, str]]:
-    """Opens a file's folder, creating it if needed. Yields its descriptor and the file's name in
-    it.
+def _below(root: Path, name: str) -> Iterator[Path]:
+    """Yields the path of a run folder's file, after creating its folders.
 
-    Only the run folder itself may be a symbolic link.
+    Only the run folder itself may be a symbolic link. Converts errors inside the `with` block.
     """
     untrusted_input.seal(root)
+    path = root / name
     try:
-        root.mkdir(parents=True, exist_ok=True)
-        with untrusted_input.folder_of(root / name, make=True) as (folder, last):
-            assert folder is not None
-            yield folder, last.name
+        untrusted_input.guarded(path)
+        with contextlib.suppress(FileExistsError):  # a file, for which opening the path fails
+            path.parent.mkdir(parents=True, exist_ok=True)
+        yield path
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise _refused(root / name, error) from error
+        raise _refused(path, error) from error
 
 
-def _fill(descriptor: int, offset: int, data: bytes, stamp: float | None) -> None:
-    with open(descriptor, "wb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+def _fill(path: Path, offset: int, data: bytes) -> None:
+    with open(untrusted_input.opener(str(path), os.O_WRONLY), "wb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.ELOOP, "it is not a plain file")
         file.seek(offset)
         file.write(data)
         file.truncate()
-        file.flush()
-        if stamp is not None:
-            file_systems.offered(lambda: os.utime(descriptor, (stamp, stamp)))
 
 
 def _refused(path: Path, error: OSError) -> RunError:

@@ -6,7 +6,6 @@ else raises InputError with file and line. FileNotFoundError is left to the call
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import math
@@ -31,8 +30,6 @@ SHOWN = 60  # maximum length of an invalid value quoted in a message
 _SEALED = set[Path]()
 _HOME: list[str] = []  # working folder to re-enter if its file handle becomes stale
 IN_THE_WAY = "its path has a link, a device, or a file in place of a folder"
-# Flags that open a folder even without permission to list it.
-_FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 _LOOK = "run ls -l on its path"
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")  # escape of a UTF-16 surrogate, which may be unpaired
 MISTAKEN = (  # pattern that identifies a wrong file type → message
@@ -78,47 +75,30 @@ def is_sealed(path: Path) -> bool:
     return not _SEALED.isdisjoint(path.parents)
 
 
-@contextlib.contextmanager
-def folder_of(path: Path, *, make: bool = False) -> Iterator[tuple[int | None, Path]]:
-    """Opens a file's parent folder, and yields its descriptor and the file's name.
-
-    Yields None and the full path for a file outside sealed folders. `make` creates missing folders.
+def guarded(path: Path) -> int:
+    """Returns the flag that prevents a file inside a sealed folder from being a link, or 0 for
+    other files.
 
     Raises:
-        OSError: a folder on the path is a link (ELOOP or ENOTDIR), or the path contains "..".
+        OSError: a folder on the path is a link, or the path contains "..".
     """
     root = next((one for one in reversed(path.parents) if one in _SEALED), None)
     if root is None:
-        yield None, path
-        return
-    *inner, last = path.relative_to(root).parts
-    if ".." in (*inner, last):
+        return 0
+    _reenter(root)
+    inside = path.relative_to(root)
+    if ".." in inside.parts or any((root / one).is_symlink() for one in inside.parents[:-1]):
         raise OSError(errno.ELOOP, "the path leads outside its folder")
-    with contextlib.ExitStack() as opened:
-        folder = _open_root(root)
-        opened.callback(os.close, folder)
-        for part in inner:
-            if make:
-                with contextlib.suppress(FileExistsError):
-                    os.mkdir(part, dir_fd=folder)
-            folder = os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
-            opened.callback(os.close, folder)
-        yield folder, Path(last)
+    return os.O_NOFOLLOW
 
 
-def _open_root(root: Path) -> int:
-    """Opens a sealed folder.
-
-    A remount makes all open folders stale, including the working folder. In that case, this
-    re-enters the working folder by name and retries.
-    """
+def _reenter(root: Path) -> None:
+    """Re-enters the working folder by name if a remount has made it stale."""
     try:
-        return os.open(root, _FOLDER)
+        root.stat()
     except OSError as error:
-        if error.errno != errno.ESTALE or not _HOME:
-            raise
-        os.chdir(_HOME[0])
-        return os.open(root, _FOLDER)
+        if error.errno == errno.ESTALE and _HOME:
+            os.chdir(_HOME[0])
 
 
 def opener(path: str, flags: int) -> int:
@@ -128,9 +108,10 @@ def opener(path: str, flags: int) -> int:
         OSError: the file is inside a sealed folder, and it or a folder on its path is a link (ELOOP
             or ENOTDIR).
     """
-    with folder_of(Path(path)) as (folder, name):
-        linked = 0 if folder is None else os.O_NOFOLLOW | os.O_NONBLOCK
-        return os.open(name, flags | os.O_CLOEXEC | os.O_NOCTTY | linked, 0o666, dir_fd=folder)
+    linked = guarded(Path(path))
+    if linked:
+        linked |= os.O_NONBLOCK
+    return os.open(path, flags | os.O_CLOEXEC | os.O_NOCTTY | linked, 0o666)
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -142,11 +123,8 @@ def open_regular(path: Path) -> BinaryIO:
             sealed folder.
     """
     try:
-        with folder_of(path) as (folder, name):
-            _require_regular(path, os.stat(name, dir_fd=folder, follow_symlinks=folder is None))
-            linked = 0 if folder is None else os.O_NOFOLLOW
-            flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | linked
-            stream = os.fdopen(os.open(name, flags, dir_fd=folder), "rb")
+        _require_regular(path, path.stat(follow_symlinks=not guarded(path)))
+        stream = os.fdopen(opener(str(path), os.O_RDONLY | os.O_NONBLOCK), "rb")
         # Check again, because the file may have been replaced in the meantime.
         _require_regular(path, os.fstat(stream.fileno()))
     except (FileNotFoundError, InputError):
