@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from trainfleet.config.host_list import Host
 from trainfleet.hosts import host_commands
 from trainfleet.hosts.facts import Facts, parse
 from trainfleet.hosts.head import public_key
-from trainfleet.hosts.host_results import Implausible, parse_json
+from trainfleet.hosts.host_results import Implausible, fitted
 from trainfleet.hosts.mirror import read_news
 from trainfleet.hosts.preflight import read_bandwidth
 from trainfleet.storage.sync_rules import limit
@@ -31,7 +32,7 @@ READERS: dict[str, tuple[Callable[[str], object], str]] = {
     "bandwidth": (lambda text: read_bandwidth(text, 2), '{"bandwidth": 1.5, "bytes": 8, "nodes": 2, "pairs": [[0, 1, 2.5]]}'),
     "measures": (lambda text: host_commands.read_measures(text, ["runs/x"]), "4096\truns/x\n"),
     "key": (lambda text: public_key(Host("a", "a"), text), "ssh-ed25519 " + "A" * 68 + " trainfleet head a\n"),
-    "json": (parse_json, '{"a": [1, 2.5, null, true, "x"]}'),
+    "json": (partial(fitted, dict[str, Any]), '{"a": [1, 2.5, null, true, "x"]}'),
 }  # fmt: skip
 ODD = [
     "",

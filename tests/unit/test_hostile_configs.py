@@ -80,7 +80,7 @@ def test_a_home_of_nobody_is_told_of_and_no_traceback(key: str) -> None:
 
 def test_an_answer_with_an_endless_number_is_told_of_in_a_sentence() -> None:
     with pytest.raises(host_results.Implausible) as told:
-        host_results.parse_json("9" * 5000)
+        host_results.fitted(int, "9" * 5000)
     said = str(host_results.implausible(told.value, "a mirror's"))
     assert "the text has a number with too many digits" in said, said
 

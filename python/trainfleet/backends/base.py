@@ -22,7 +22,7 @@ purchase(), bake(), probe().
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -182,15 +182,9 @@ class Machines(Protocol):
         return Prospect()
 
 
-class Purchase(Protocol):
-    """Capacity that can be purchased in advance."""
-
-    def obtain(self, may_buy: bool) -> tuple[list[str], bool]:
-        """Purchases the capacity if `may_buy` is set.
-
-        Returns lines that describe the capacity, and whether it is usable now.
-        """
-        ...
+# Purchases capacity in advance if its argument is set. Returns lines that describe the capacity,
+# and whether it is usable now.
+Purchase = Callable[[bool], tuple[list[str], bool]]
 
 
 class JobSteps(Protocol):
@@ -235,17 +229,6 @@ class Harm:
 
     head: Head | None = None
     steps: JobSteps | None = None
-
-
-class Bake(Protocol):
-    """Builder for an image from which future machines start."""
-
-    def make(self) -> int:
-        """Creates the image unless one with these versions exists.
-
-        Returns the exit code of `make image`.
-        """
-        ...
 
 
 class Backend(Protocol):
@@ -317,11 +300,15 @@ class Backend(Protocol):
         return None
 
     def purchase(self) -> Purchase | None:
-        """Returns the interface for purchasing capacity, or None if purchases are not supported."""
+        """Returns how to purchase capacity, or None if purchases are not supported."""
         return None
 
-    def bake(self) -> Bake | None:
-        """Returns the image builder, or None if machines are not created from images."""
+    def bake(self) -> Callable[[], int] | None:
+        """Returns the function that creates an image from which future machines start, unless one
+        with these versions exists, and returns the exit code of `make image`.
+
+        Returns None if machines are not created from images.
+        """
         return None
 
     def probe(self) -> Probe | None:

@@ -38,7 +38,7 @@ from ..plan.job import Job
 from ..run.run_folder import COPY
 from ..storage.cloudwatch import LOGS
 from ..trust.errors import BackendError
-from .base import Bake, Can, Machines, Purchase
+from .base import Can, Machines, Purchase
 from .ec2_machines import Instances, keep_keys, require_plugin, say, told_of
 from .head import HEAD, Head
 from .ssh import Ssh
@@ -47,23 +47,13 @@ SEALED = "/run/trainfleet-seal.sh"  # copy of scripts/seal.sh on the node, used 
 TIMEOUT = 300.0  # timeout in seconds for sealing a node
 
 
-class Baking(Bake):
-    """Image builder (base.py) that uses a node of the stack, reached through `head`."""
-
-    def __init__(self, cloud: FleetStack, head: Head) -> None:
-        self.cloud, self.head = cloud, head
-
-    def make(self) -> int:
-        """Creates the image.
-
-        Raises:
-            BackendError, CloudError: no node is healthy and idle, sealing fails, or EC2 can't
-                create the image.
-        """
-        return _bake(self.head, Oven(self.head.config, self.cloud.calls))
-
-
 def _bake(head: Head, oven: Oven) -> int:
+    """Creates the image from a node of the stack, reached through `head`.
+
+    Raises:
+        BackendError, CloudError: no node is healthy and idle, sealing fails, or EC2 can't create
+            the image.
+    """
     with told_of(
         "AWS is still creating the image",
         "run make image to continue, or make clean PURGE=1 to remove it",
@@ -272,16 +262,10 @@ class Ec2(Ssh):
         )
 
     def purchase(self) -> Purchase | None:
-        return self if self.ahead else None
+        return functools.partial(self._obtain, self.ahead) if self.ahead else None
 
-    def obtain(self, may_buy: bool) -> tuple[list[str], bool]:
-        """Purchases the capacity block if `may_buy` is set.
-
-        Returns lines that describe the block, and whether it is usable now.
-        """
-        if self.ahead is None:
-            return [], True
-        found = self.ahead.obtain(may_buy, self._whole())
+    def _obtain(self, ahead: Blocks, may_buy: bool) -> tuple[list[str], bool]:
+        found = ahead.obtain(may_buy, self._whole())
         for name in ("cloud", "paid"):  # drop cached values that depend on the purchased capacity
             self.__dict__.pop(name, None)
         self._head.look_again()
@@ -309,8 +293,8 @@ class Ec2(Ssh):
             {COPY: SCRATCH} if job.torchrun and template_storage.copies(self.config) else {}
         )
 
-    def bake(self) -> Bake | None:
-        return Baking(self.cloud, self._head)
+    def bake(self) -> Callable[[], int]:
+        return functools.partial(_bake, self._head, Oven(self.config, self.cloud.calls))
 
     def bill(self) -> Bill | None:
         return self.paid.on(self._whole())

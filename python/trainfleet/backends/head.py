@@ -18,7 +18,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
-from typing import Self
 
 from ..config import Config, platforms
 from ..health.lease import (
@@ -57,6 +56,7 @@ from ..process.install_paths import ROOT
 from ..run.claims import ROOM
 from ..run.run_folder import Run
 from ..trust.errors import BackendError
+from .run_storage import Place
 
 # timeout in seconds for launch queries, and number of hosts to try
 NOTICE, FEW = (20.0, 4)
@@ -84,7 +84,7 @@ def _sweep(made: str) -> str:
     return f"rm -rf -- {quote(made)}; {old}"
 
 
-class Hosts:
+class Hosts(Place):
     """Place of a fleet's run, for machines without access to the fleet's disk.
 
     Mirrors the run's small files from any reachable host.
@@ -104,13 +104,8 @@ class Hosts:
         # stale heartbeats, which did not change while `is_running` waited
         self.silent: tuple[Holder | None, Standby | None] = (None, None)
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *error: object) -> None:
         self.transport.close()
-
-    def lead(self) -> None: ...  # no-op, because the fleet's head leads the run
 
     def refresh(self) -> None:
         failures: dict[Host, HostFailure] = {}
@@ -131,8 +126,6 @@ class Hosts:
         """Returns the text of a file in the fleet's run folder, or "" if it does not exist."""
         path = quote(f"{self.folder}/runs/{self.run.name}/{name}")
         return self._at_the_door(f"[ ! -f {path} ] || head -c {LARGEST} {path}")
-
-    def supplement(self, folder: Path) -> None: ...
 
     def is_running(self) -> bool:
         """Returns whether a launcher leads the run, or a standby is about to.

@@ -10,6 +10,7 @@ import os
 import platform
 import re
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -70,38 +71,46 @@ class Place(Protocol):
     pace: float
     lag: float
 
-    def __enter__(self) -> Self: ...
-    def __exit__(self, *error: object) -> None: ...
-    def lead(self) -> None: ...
-    def refresh(self) -> None: ...
-    def supplement(self, folder: Path) -> None: ...
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        return
+
+    def lead(self) -> None:
+        return
+
+    def refresh(self) -> None:
+        return
+
+    def supplement(self, folder: Path) -> None:
+        return
+
+    @abstractmethod
     def is_running(self) -> bool: ...
+    @abstractmethod
     def launching(self) -> Launching | None: ...
+    @abstractmethod
     def show(self, launching: Launching | None, obeyed: bool = False) -> None: ...
+    @abstractmethod
     def ask_to_stop(self) -> None: ...
-    def folders(self) -> dict[str, int]: ...
-    def remove(self, folders: Iterable[str]) -> list[str]: ...
-    def forward(self, verb: str, config: Config, variables: dict[str, str]) -> int | None: ...
+    def folders(self) -> dict[str, int]:
+        return {}
+
+    def remove(self, folders: Iterable[str]) -> list[str]:
+        return []
+
+    def forward(self, verb: str, config: Config, variables: dict[str, str]) -> int | None:
+        return None
 
 
-class Here:
+class Here(Place):
     """Run that exists only on this machine."""
 
     words, pace, lag = " on this machine", 0.3, 0.0
 
     def __init__(self, run: Run) -> None:
         self.run = run
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None: ...
-
-    def lead(self) -> None: ...
-
-    def refresh(self) -> None: ...
-
-    def supplement(self, folder: Path) -> None: ...
 
     def is_running(self) -> bool:
         return is_locked(self.run.folder)
@@ -114,15 +123,6 @@ class Here:
 
     def ask_to_stop(self) -> None:
         self.run.ask_to_stop()
-
-    def folders(self) -> dict[str, int]:
-        return {}
-
-    def remove(self, folders: Iterable[str]) -> list[str]:
-        return []
-
-    def forward(self, verb: str, config: Config, variables: dict[str, str]) -> int | None:
-        return None
 
 
 class OnHead(Here):
@@ -180,7 +180,7 @@ VACANT = 15.0  # seconds without a lease renewal in S3 after which another launc
 SILENT = 6 * SIGN
 
 
-class BucketPlace:
+class BucketPlace(Place):
     """Run below `root` (s3://bucket/prefix), in <root>/runs/<name>.
 
     The dataset's logs are below <root>/data/, and the dataset itself is in <store>/<dataset>.
@@ -212,11 +212,6 @@ class BucketPlace:
             *([f"{store.rstrip('/')}/{dataset}"] if store else []),
         )
         self.known = (self.address, *self.datasets, *others)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None: ...
 
     def lead(self) -> None:
         """Makes this process the launcher, so that `refresh` also uploads the launcher's files.

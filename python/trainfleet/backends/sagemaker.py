@@ -98,18 +98,9 @@ class SageMaker(Hosted):
         return self.ahead.placed() if self.ahead else self.config
 
     def purchase(self) -> Purchase | None:
-        return self if self.ahead else None
-
-    def obtain(self, may_buy: bool) -> tuple[list[str], bool]:
-        """Purchases the training plan if `may_buy` is set.
-
-        Returns lines that describe the plan, and whether it is usable now.
-        """
-        return (
-            self.ahead.obtain(may_buy, self._whole(self.ahead.paid_config()))
-            if self.ahead
-            else ([], True)
-        )
+        if (ahead := self.ahead) is None:
+            return None
+        return lambda may_buy: ahead.obtain(may_buy, self._whole(ahead.paid_config()))
 
     def bill(self) -> Bill | None:
         return (

@@ -28,26 +28,32 @@ class Dice(Protocol):
 
 
 class Device(Protocol):
-    """A rank's device, as the engine sees it."""
+    """A rank's device, as the engine sees it, with the defaults that most devices share."""
 
     kind: str  # cpu, cuda, neuron or neuron_xla
+    name: str  # product name, as its vendor spells it
+    native_bf16: bool  # whether it has instructions for bf16 matmuls
+    native_fp16: bool  # whether fp16 matmuls are several times faster than fp32 ones
+    native_fp8: bool  # whether it has instructions for fp8 matmuls
     backend: str  # torch.distributed backend for tensors on the device
     torch_device: torch.device
     costly: frozenset[object]  # operations that selective recomputation never recomputes
-    single: str  # actual precision of fp32 matmuls: fp32, or tf32 with its 10 mantissa bits
-    gradient_sums: torch.dtype  # dtype for reducing gradients across ranks
-    loss_sums: torch.dtype  # dtype for accumulating validation losses
-    fused_adamw: bool  # whether the device supports torch's fused AdamW, which can skip a step
+    # actual precision of fp32 matmuls: float32, or tf32 with its 10 mantissa bits
+    single: str = "float32"
+    gradient_sums: torch.dtype = torch.float32  # dtype for reducing gradients across ranks
+    loss_sums: torch.dtype = torch.float64  # dtype for accumulating validation losses
+    # whether the device supports torch's fused AdamW, which can skip a step
+    fused_adamw: bool = True
     # Whether fp32 weights are cast to bf16 for each matmul. Otherwise, they are cast once per step,
     # when ranks gather them.
-    casts: bool
-    lazy: bool  # whether the device implements `Lazy`
+    casts: bool = False
+    lazy: bool = False  # whether the device implements `Lazy`
     # Whether `clock` measures device time. Otherwise, it measures only how long the host takes to
     # record the work, which can't reveal a straggler.
-    tells_time: bool
+    tells_time: bool = True
     # False if programs are only traced for ahead-of-time compilation, which makes values read back
     # from the device meaningless.
-    executes: bool
+    executes: bool = True
 
     def start(self) -> None:
         """Acquires the device for this process.
@@ -65,38 +71,21 @@ class Device(Protocol):
             RunError: the runtime (such as PyTorch/XLA's) reports a different rank or world size, or
                 none.
         """
-        ...
+        return
 
     def compiled(self, call: Call, dynamic: bool = False) -> Call:
         """Compiles a function for the device, on its first call.
 
         With `dynamic`, a single program handles all shapes.
         """
-        ...
+        return cast(Call, torch.compile(call, dynamic=dynamic))
 
     def generator(self, seed: int) -> torch.Generator:
-        """Returns a new generator for random values on the device, seeded with `seed`."""
-        ...
+        """Returns a new generator for random values, seeded with `seed`.
 
-    @property
-    def name(self) -> str:
-        """Returns the device's product name, as its vendor spells it."""
-        ...
-
-    @property
-    def native_bf16(self) -> bool:
-        """Returns whether the device has instructions for bf16 matmuls."""
-        ...
-
-    @property
-    def native_fp16(self) -> bool:
-        """Returns whether fp16 matmuls are several times faster than fp32 ones."""
-        ...
-
-    @property
-    def native_fp8(self) -> bool:
-        """Returns whether the device has instructions for fp8 matmuls."""
-        ...
+        By default it is on the host, so that initial values match those drawn on a CPU.
+        """
+        return torch.Generator().manual_seed(seed)
 
     def peak_flops(self, dtype: torch.dtype) -> float:
         """Returns the nominal peak FLOP/s, without sparsity, of this rank's share of the device."""
@@ -122,59 +111,28 @@ class Device(Protocol):
         """Records an event in the device's queue and returns a function that reads its time in
         seconds.
 
-        Call that function only after the device has reached the event.
-        """
-        ...
-
-    def host_buffer(self, like: Tensor) -> Tensor:
-        """Returns a contiguous host tensor with the same shape and dtype, for fast copies from the
-        device.
-        """
-        ...
-
-    def meters(self) -> dict[str, float]:
-        """Returns extra metrics for the node's devices, or {} if no monitoring tool is
-        available.
-        """
-        ...
-
-    def generators(self) -> Sequence[Dice]:
-        """Returns all generators that training on the device may use, starting with the host's."""
-        ...
-
-
-class Usual:
-    """Base class with the default implementations that most `Device` subclasses share."""
-
-    single = "float32"
-    gradient_sums, loss_sums = torch.float32, torch.float64
-    fused_adamw = executes = tells_time = True
-    casts = lazy = False
-
-    def joined(self, rank: int, size: int) -> None:
-        pass
-
-    def compiled(self, call: Call, dynamic: bool = False) -> Call:
-        return cast(Call, torch.compile(call, dynamic=dynamic))
-
-    def generator(self, seed: int) -> torch.Generator:
-        """Returns a generator on the host, so that initial values match those drawn on a CPU."""
-        return torch.Generator().manual_seed(seed)
-
-    def clock(self) -> Callable[[], float]:
-        """Reads the host clock.
-
-        If the device only records operations, this measures the recording, and only the profiler
-        reports device times.
+        Call that function only after the device has reached the event. By default it reads the host
+        clock. If the device only records operations, this measures the recording, and only the
+        profiler reports device times.
         """
         moment = time.perf_counter()
         return lambda: moment
 
     def host_buffer(self, like: Tensor) -> Tensor:
+        """Returns a contiguous host tensor with the same shape and dtype, for fast copies from the
+        device.
+        """
         return torch.empty(like.shape, dtype=like.dtype)
 
     def meters(self) -> dict[str, float]:
+        """Returns extra metrics for the node's devices, or {} if no monitoring tool is
+        available.
+        """
         return {}
+
+    def generators(self) -> Sequence[Dice]:
+        """Returns all generators that training on the device may use, starting with the host's."""
+        ...
 
 
 class Lazy(Device, Protocol):

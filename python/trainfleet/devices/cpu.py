@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ..hardware import cpu_speed
 from ..hardware.cpu_speed import CpuSpeed, here
-from .base import COSTLY, Usual
+from .base import COSTLY, Device
 
 TOKENS = 1024
 # weight shapes of a model slightly wider than the `tiny` preset, and of the `small` preset
@@ -42,7 +42,7 @@ Batch = list[tuple[Tensor, Tensor, Tensor]]
 Clock = Callable[[], float]
 
 
-class Cpu(Usual):
+class Cpu(Device):
     kind = "cpu"
     backend = "gloo"
     native_fp16 = native_fp8 = False
@@ -61,7 +61,7 @@ class Cpu(Usual):
         by_onednn(cpu_speed.of_this_machine().by_onednn)
 
     @cached_property
-    def name(self) -> str:
+    def name(self) -> str:  # type: ignore[override]  # only read
         lines = self._cpuinfo.splitlines()
         return next(
             (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")),
@@ -69,7 +69,7 @@ class Cpu(Usual):
         )
 
     @cached_property
-    def native_bf16(self) -> bool:
+    def native_bf16(self) -> bool:  # type: ignore[override]  # only read
         """Returns whether bf16 matmuls were faster than fp32 when benchmarked on this machine.
 
         Some CPUs have bf16 instructions but no matching speedup.

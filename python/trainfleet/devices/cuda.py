@@ -15,13 +15,13 @@ from torch.distributed import distributed_c10d
 from ..hardware import node_types
 from ..hardware.accelerators import find_accelerator
 from ..trust.errors import RunError
-from .base import COSTLY, Usual
+from .base import COSTLY, Device
 
 DRIVER = Path("/proc/driver/nvidia/version")
 TARGET = re.compile(r"(sm|compute)_(\d+)(\d)")  # sm_90a means 9.0
 
 
-class Cuda(Usual):
+class Cuda(Device):
     kind = "cuda"
     backend = "nccl"
     costly: frozenset[object] = COSTLY | {

@@ -33,7 +33,7 @@ from ..process.processes import die_with_parent
 from ..run.run_folder import COMPILED
 from ..trust import untrusted_input
 from ..trust.errors import InputError, RunError
-from .base import COSTLY, Call, Dice, Usual
+from .base import COSTLY, Call, Device, Dice
 
 TYPE, GROUP = "neuron", "neuron"
 # first torch-neuronx version based on TorchNeuron; earlier ones are based on PyTorch/XLA
@@ -43,7 +43,7 @@ TOOL = "neuron-monitor"
 BESIDE = "/opt/aws/neuron/bin"  # where aws-neuronx-tools installs its programs
 
 
-class Core(Usual):
+class Core(Device):
     """Base class of NeuronCore devices, for native PyTorch and for PyTorch/XLA."""
 
     costly: frozenset[object] = COSTLY

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, TypedDict
+from typing import Annotated, Any, TypedDict, TypeVar
 
 from ..trust import untrusted_input
 from ..trust.errors import InputError
@@ -19,60 +19,28 @@ from ..trust.validation import Count, Name, Range, fit
 Percent = Annotated[float, Range(0, 100.5)]
 Seconds = Annotated[float, Range(0, 1e6)]
 GIB = 2**30
+WHERE = "neuron-monitor"
+T = TypeVar("T")
 
 
 class _Core(TypedDict, total=False):
     neuroncore_utilization: Percent | None
 
 
-class _Counters(TypedDict, total=False):
-    neuroncores_in_use: dict[str, _Core] | None
-
-
 class _Latency(TypedDict, total=False):
     p50: Seconds | None
-    p99: Seconds | None
-
-
-class _Latencies(TypedDict, total=False):
-    device_latency: _Latency | None
-
-
-class _Executions(TypedDict, total=False):
-    error_summary: dict[str, Count] | None
-    execution_summary: dict[str, Count] | None
-    latency_stats: _Latencies | None
 
 
 class _Bytes(TypedDict, total=False):
     neuron_device: Count | None
 
 
-class _Memory(TypedDict, total=False):
-    neuron_runtime_used_bytes: _Bytes | None
-
-
-class _Report(TypedDict, total=False):
-    neuroncore_counters: _Counters | None
-    execution_stats: _Executions | None
-    memory_used: _Memory | None
-
-
-class _Runtime(TypedDict, total=False):
-    report: _Report | None
-
-
 class _Hardware(TypedDict, total=False):
     neuron_devices: list[dict[str, Count]] | None
 
 
-class _System(TypedDict, total=False):
-    neuron_hw_counters: _Hardware | None
-
-
 class _Monitor(TypedDict, total=False):
-    neuron_runtime_data: list[_Runtime] | None
-    system_data: _System | None
+    neuron_runtime_data: list[dict[str, Any]] | None
 
 
 @dataclass(frozen=True)
@@ -117,50 +85,44 @@ def read_monitor(line: bytes) -> Reading:
     Raises:
         InputError: the line is not a report.
     """
-    monitor = fit(_Monitor, untrusted_input.parse_line(line, "neuron-monitor"), "neuron-monitor")
-    reports = [
-        runtime.get("report") or _Report() for runtime in monitor.get("neuron_runtime_data") or []
-    ]
-    runs = [report.get("execution_stats") or _Executions() for report in reports]
+    monitor = fit(dict[str, Any], untrusted_input.parse_line(line, WHERE), WHERE)
+    runtimes = fit(_Monitor, monitor).get("neuron_runtime_data") or []
+    reports = [_group(dict[str, Any], runtime, "report") for runtime in runtimes]
+    runs = [_group(dict[str, Any], report, "execution_stats") for report in reports]
+    summaries = [_group(dict[str, Count], run, "execution_summary") for run in runs]
+    errors = [_group(dict[str, Count], run, "error_summary") for run in runs]
+    times = [_group(_Latency, run, "latency_stats", "device_latency").get("p50") for run in runs]
     used = [
-        core.get("neuroncore_utilization") or 0.0 for report in reports for core in _cores(report)
+        core.get("neuroncore_utilization") or 0.0
+        for report in reports
+        for core in _group(
+            dict[str, _Core], report, "neuroncore_counters", "neuroncores_in_use"
+        ).values()
     ]
-    summaries, latencies = (
-        [run.get("execution_summary") or {} for run in runs],
-        [_median(run) for run in runs],
-    )
-    devices = (
-        (monitor.get("system_data") or _System()).get("neuron_hw_counters") or _Hardware()
-    ).get("neuron_devices") or []
+    memory = [
+        _group(_Bytes, report, "memory_used", "neuron_runtime_used_bytes") for report in reports
+    ]
+    hardware = _group(_Hardware, monitor, "system_data", "neuron_hw_counters")
+    devices, timed_out = hardware.get("neuron_devices") or [], _sum(summaries, "timed_out")
     return Reading(
         cores=len(used),
         utilization=sum(used) / len(used) if used else None,
-        memory=sum(_memory(report) for report in reports),
+        memory=sum(one.get("neuron_device") or 0 for one in memory),
         corrected=_sum(devices, "mem_ecc_corrected", "sram_ecc_corrected"),
         uncorrected=_sum(devices, "mem_ecc_uncorrected", "sram_ecc_uncorrected"),
-        errors=sum(sum((run.get("error_summary") or {}).values()) for run in runs)
-        + _sum(summaries, "timed_out"),
-        timed_out=_sum(summaries, "timed_out"),
-        latency=max((seconds for seconds in latencies if seconds is not None), default=None),
+        errors=sum(sum(one.values()) for one in errors) + timed_out,
+        timed_out=timed_out,
+        latency=max((seconds for seconds in times if seconds is not None), default=None),
     )
 
 
-def _cores(report: _Report) -> Iterable[_Core]:
-    return (
-        (report.get("neuroncore_counters") or _Counters()).get("neuroncores_in_use") or {}
-    ).values()
-
-
-def _memory(report: _Report) -> int:
-    return (
-        (report.get("memory_used") or _Memory()).get("neuron_runtime_used_bytes") or _Bytes()
-    ).get("neuron_device") or 0
-
-
-def _median(run: _Executions) -> float | None:
-    return ((run.get("latency_stats") or _Latencies()).get("device_latency") or _Latency()).get(
-        "p50"
-    )
+def _group(kind: type[T], record: dict[str, Any], *names: str) -> T:
+    """Returns the group at a path in a report, which is empty if the group is missing or null."""
+    found: Any = record
+    for name in names:
+        found = fit(dict[str, Any], found).get(name)
+        found = {} if found is None else found
+    return fit(kind, found)
 
 
 def _sum(records: Iterable[dict[str, int]], *names: str) -> int:

@@ -7,23 +7,24 @@ finished.
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from ..config.host_list import Host as Host
 from ..trust import untrusted_input
 from ..trust.errors import BackendError, InputError
 from ..trust.safe_output import shown, unguarded
+from ..trust.validation import fit
 
 if TYPE_CHECKING:
     from rich.text import Text
 
+T = TypeVar("T")
 MANY = 4  # hosts with the same message are grouped from this number on
 
 
@@ -149,34 +150,17 @@ def implausible(error: Implausible, asked: str) -> HostFailure:
     return HostFailure("untrue", f"its answer is not {asked}: {error}", then)
 
 
-def parse_json(text: str) -> Any:
-    """Parses a host's response, which must be a single JSON value.
+def fitted(kind: type[T], text: str) -> T:
+    """Parses a host's response, which must be a single JSON value of this type.
 
     Raises:
-        Implausible: the response is not JSON, or contains NaN, duplicate keys, deep nesting or very
-            long numbers, none of which trainfleet prints.
+        Implausible: the response is not JSON, does not match the type, or contains NaN, duplicate
+            keys, deep nesting or very long numbers, none of which trainfleet prints.
     """
     try:
-        return untrusted_input.parse_json(text, "")
+        return fit(kind, untrusted_input.parse_json(text, ""))
     except InputError as error:
-        raise Implausible(f"the text {error.what}") from None
-
-
-def is_whole_number(value: object) -> bool:
-    """Returns whether a JSON value is an integer, which excludes booleans."""
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def number(value: object, least: float, most: float) -> float:
-    """Returns a finite JSON number within the bounds. Raises Implausible for any other value."""
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or not least <= value <= most
-        or not math.isfinite(value)
-    ):
-        raise Implausible("a number is out of range")
-    return float(value)
+        raise Implausible(f"{error.key or 'the text'} {error.what}") from None
 
 
 @dataclass(frozen=True)

@@ -31,14 +31,13 @@ from ..storage import sync_rules
 from ..storage.sync_rules import FILES, MOST, NAME, Known, limit
 from ..trust.errors import BackendError
 from ..trust.safe_output import unguarded
+from ..trust.validation import Count, Moment
 from .host_results import (
     Host,
     HostFailure,
     Implausible,
+    fitted,
     implausible,
-    is_whole_number,
-    number,
-    parse_json,
     settled,
 )
 from .transport import Transport
@@ -57,6 +56,20 @@ class FilePiece:
     size: int
     stamp: float  # modification time, or 0.0 if more bytes follow
     inode: int
+
+
+# offset, size, modification time, inode (only echoed) and compressed bytes of a file in a response
+Packed = tuple[Count, Count, Moment, Any, str]
+
+
+@dataclass(frozen=True)
+class _Response:
+    """Response of sync_rules.changes."""
+
+    files: dict[str, Packed]
+    paths: tuple[str, ...]
+    whole: bool
+    now: Moment
 
 
 @dataclass(frozen=True)
@@ -168,50 +181,33 @@ def read_news(text: str, known: Known) -> News:
     """Parses and validates a node's response, given the files `known` here. Raises Implausible if
     it is invalid.
     """
-    record = parse_json(text)
-    if not isinstance(record, dict) or record.keys() != {"files", "paths", "whole", "now"}:
-        raise Implausible("its keys are not files, paths, whole and now")
-    files, paths, whole = record["files"], record["paths"], record["whole"]
-    if not isinstance(files, dict) or not isinstance(paths, list) or not isinstance(whole, bool):
-        raise Implausible("a value has the wrong type")
-    if len(paths) > FILES or not all(isinstance(name, str) for name in paths):
-        raise Implausible(f"more than {FILES} files, or a name that is not text")
-    names = frozenset(paths)
-    if len(names) != len(paths) or not files.keys() <= names:
+    found = fitted(_Response, text)
+    names = frozenset(found.paths)
+    if not len(found.paths) == len(names) <= FILES or not found.files.keys() <= names:
         raise Implausible("the file names contradict each other")
     if strange := next((name for name in sorted(names) if limit(name) is None), None):
         raise Implausible(f"{strange[:100]!a} is not a file name of a run folder")
     room, pieces = MOST, {}
-    for name, values in files.items():
+    for name, values in found.files.items():
         pieces[name] = _piece(name, values, known, room)
         room -= len(pieces[name].data)
-    if not whole and room:
+    if not found.whole and room:
         raise Implausible("it is incomplete, but below the size limit")
-    return News(pieces, names, whole, number(record["now"], 0, 1 << 34))
+    return News(pieces, names, found.whole, found.now)
 
 
-def _piece(name: str, values: Any, known: Known, room: int) -> FilePiece:
+def _piece(name: str, values: Packed, known: Known, room: int) -> FilePiece:
     """Validates one file in a response.
 
     The bytes must extend or replace the local copy, and the file must not exceed its size limit.
     """
-    if not isinstance(values, list) or len(values) != 5:
-        raise Implausible(f"{name} does not have five values")
     offset, size, stamp, inode, packed = values
-    most, here = limit(name) or 0, known.get(name, (0, 0.0, 0))[0]
-    if not (
-        is_whole_number(offset)
-        and is_whole_number(size)
-        and is_whole_number(inode)
-        and isinstance(packed, str)
-    ):
-        raise Implausible(f"a value of {name} has the wrong type")
-    if offset not in (0, here) or not 0 <= inode < 1 << 64:
+    if offset not in (0, known.get(name, (0, 0.0, 0))[0]):
         raise Implausible(f"the bytes of {name} do not continue the local copy")
     data = _unpack(name, packed, room)
-    if size != offset + len(data) or size > most:
+    if size != offset + len(data) or size > (limit(name) or 0):
         raise Implausible(f"{name} has an impossible size")
-    return FilePiece(offset, data, size, number(stamp, 0, 1 << 34), inode)
+    return FilePiece(offset, data, size, stamp, inode)
 
 
 def _unpack(name: str, packed: str, room: int) -> bytes:

@@ -13,6 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from ..config import Config
 from ..config.types import Fleet
@@ -21,6 +22,7 @@ from ..node.placement import Placement, lone_rank, torchrun
 from ..plan.fabric_environment import NCCL_LOGS, fabric_environment, judge_nccl, least_bandwidth
 from ..process.install_paths import python_path
 from ..process.rdma_adapters import fastest, listed
+from ..trust.validation import Count, Range
 from . import facts as reading
 from .facts import Facts
 from .fleet import spread, wanted_of
@@ -30,10 +32,8 @@ from .host_results import (
     Host,
     Implausible,
     Result,
+    fitted,
     implausible,
-    is_whole_number,
-    number,
-    parse_json,
 )
 from .install_steps import Wanted
 from .node_checks import exposed, flaws, heard, sound
@@ -52,18 +52,21 @@ START_SECONDS = 20.0
 END_SECONDS = 10  # seconds allowed for the other nodes to finish after the first
 
 
+Rate = Annotated[float, Range(0, 1e6)]  # GB/s
+
+
 @dataclass(frozen=True)
 class Bandwidth:
     """Result of the bandwidth test.
 
-    `gbs` is the bus bandwidth in GB/s of an all-reduce of `bytes` bytes. Each entry of `pairs`
-    contains two nodes and the bandwidth between them in GB/s.
+    `bandwidth` is the bus bandwidth of an all-reduce of `bytes` bytes. Each entry of `pairs`
+    contains two nodes and the bandwidth between them.
     """
 
-    gbs: float
-    bytes: int
-    nodes: int
-    pairs: tuple[tuple[int, int, float], ...]
+    bandwidth: Rate
+    bytes: Count
+    nodes: Count
+    pairs: tuple[tuple[Count, Count, Rate], ...]
 
 
 @dataclass(frozen=True)
@@ -87,11 +90,11 @@ class PreflightReport:
 
         `least` is the expected bandwidth in GB/s.
         """
-        if self.bandwidth:
+        if found := self.bandwidth:
             expected = f", expected at least {least:.1f}" if least else ""
             yield (
-                f"all-reduce over {self.bandwidth.nodes} nodes: {self.bandwidth.gbs:.2f} GB/s "
-                f"bus bandwidth{expected}"
+                f"all-reduce over {found.nodes} nodes: {found.bandwidth:.2f} GB/s bus "
+                f"bandwidth{expected}"
             )
         yield from exposed(self.facts)
         yield from (f"fleet: {finding}" for finding in self.findings if finding.host is None)
@@ -270,24 +273,10 @@ def read_bandwidth(text: str, nodes: int) -> Bandwidth:
     """Parses the bandwidth record that the first of `nodes` nodes printed. Raises Implausible if it
     is invalid.
     """
-    record = parse_json(text)
-    if (
-        not isinstance(record, dict)
-        or not {"bandwidth", "bytes", "nodes", "pairs"} <= record.keys()
-    ):
-        raise Implausible("keys are missing")
-    pairs = []
-    for pair in record["pairs"] if isinstance(record["pairs"], list) else [None]:
-        if (
-            not isinstance(pair, list)
-            or len(pair) != 3
-            or not all(is_whole_number(node) and 0 <= node < nodes for node in pair[:2])
-        ):
-            raise Implausible("a pair of nodes is malformed")
-        pairs.append((pair[0], pair[1], number(pair[2], 0, 1e6)))
-    if record["nodes"] != nodes or not is_whole_number(record["bytes"]):
-        raise Implausible("the number of nodes or bytes is wrong")
-    return Bandwidth(number(record["bandwidth"], 0, 1e6), record["bytes"], nodes, tuple(pairs))
+    found = fitted(Bandwidth, text)
+    if found.nodes != nodes or any(max(pair[:2]) >= nodes for pair in found.pairs):
+        raise Implausible("the number of nodes is wrong")
+    return found
 
 
 def speed_command(wanted: Wanted, facts: dict[Host, Facts], host: Host, code: str) -> str:
@@ -344,7 +333,7 @@ def judge_bandwidth(found: Bandwidth, least: float | None, hosts: Sequence[Host]
 
     If the expected bandwidth is unknown, compares the nodes to each other.
     """
-    if least is not None and found.gbs >= least:
+    if least is not None and found.bandwidth >= least:
         return []
     slow = slow_nodes(found)
     if slow:
@@ -361,7 +350,7 @@ def judge_bandwidth(found: Bandwidth, least: float | None, hosts: Sequence[Host]
     if least is None:
         return []
     message = (
-        f"an all-reduce over {found.nodes} nodes reaches {found.gbs:.1f} GB/s; expected "
+        f"an all-reduce over {found.nodes} nodes reaches {found.bandwidth:.1f} GB/s; expected "
         f"{least:.1f}; no node is slower than the others"
     )
     return [

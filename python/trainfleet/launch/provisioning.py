@@ -42,7 +42,7 @@ def make_ready(config: Config, may_buy: bool = False) -> int:
     backend = backend_of(config)
     platform.require_pins(pinned(config))
     if purchase := backend.purchase():
-        lines, is_there = purchase.obtain(may_buy)
+        lines, is_there = purchase(may_buy)
         for line in lines:
             print(line, flush=True)
         if not is_there:
@@ -76,7 +76,7 @@ def bake(config: Config) -> int:
         raise BackendError(
             what, where="fleet.backend", next="run make build for the container image of jobs"
         )
-    return baking.make()
+    return baking()
 
 
 def _require_own(config: Config, do: str) -> None:

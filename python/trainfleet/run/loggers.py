@@ -19,8 +19,9 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlsplit
 
 from ..process.install_paths import installing_package
@@ -29,13 +30,6 @@ PROJECT = "trainfleet"
 PATIENCE = 30.0  # timeout in seconds for flushing the queue at the end
 MOST = 10_000  # maximum queue length; the oldest items are dropped if it is full
 Metrics = Mapping[str, float]
-
-
-class Service(Protocol):
-    """Interface to a tracking service for one run."""
-
-    def log(self, step: int, metrics: Metrics) -> None: ...
-    def close(self, status: str) -> None: ...
 
 
 class Wandb:
@@ -94,13 +88,7 @@ class Trackio:
         self.trackio.finish()
 
 
-SERVICES: dict[str, Callable[[str, str, Mapping[str, Any], Path], Service]] = {
-    "wandb": Wandb,
-    "mlflow": Mlflow,
-    "trackio": Trackio,
-}
-
-
+SERVICES = {"wandb": Wandb, "mlflow": Mlflow, "trackio": Trackio}
 Failed = Callable[[str, str], None]  # callback with the failed service and the reason
 
 
@@ -139,23 +127,10 @@ def _has_wandb_key() -> bool:
 class Logger:
     """Thread and queue that send a run's metrics to one service."""
 
-    def __init__(
-        self,
-        kind: str,
-        name: str,
-        identity: str,
-        config: Mapping[str, Any],
-        folder: Path,
-        failed: Failed,
-    ) -> None:
-        self.kind, self.failed, self.lines = (
-            kind,
-            failed,
-            queue.Queue[tuple[int, Metrics] | str](MOST),
-        )
-        self.thread = threading.Thread(
-            target=self._work, args=(name, identity, config, folder), daemon=True
-        )
+    def __init__(self, kind: str, connect: Callable[[], Any], failed: Failed) -> None:
+        self.kind, self.failed = kind, failed
+        self.lines = queue.Queue[tuple[int, Metrics] | str](MOST)
+        self.thread = threading.Thread(target=self._work, args=(connect,), daemon=True)
         self.thread.start()
 
     def put(self, item: tuple[int, Metrics] | str) -> None:
@@ -169,9 +144,9 @@ class Logger:
             except queue.Full:
                 self.lines.get_nowait()
 
-    def _work(self, name: str, identity: str, config: Mapping[str, Any], folder: Path) -> None:
+    def _work(self, connect: Callable[[], Any]) -> None:
         try:
-            service: Service = SERVICES[self.kind](name, identity, config, folder)
+            service = connect()
             while not isinstance(item := self.lines.get(), str):
                 service.log(*item)
             service.close(item)
@@ -207,7 +182,10 @@ class Loggers:
 
         `identity` distinguishes runs that have the same name. `config` maps dotted keys to values.
         """
-        self.all = [Logger(kind, name, identity, config, folder, failed) for kind in kinds]
+        self.all = [
+            Logger(kind, partial(SERVICES[kind], name, identity, config, folder), failed)
+            for kind in kinds
+        ]
 
     def log(self, step: int, metrics: Metrics) -> None:
         for logger in self.all:

@@ -17,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, cast
+from typing import Any, BinaryIO, cast
 
 from ..run import run_folder
 from ..run.claims import look_again
@@ -34,65 +34,12 @@ RANGE = 2**23  # bytes per GET, large enough to make its latency negligible
 STREAM_BUFFER = 2**18  # buffer size in bytes of a stream from S3
 
 
-class Files(Protocol):
-    """Interface to the files of one folder or prefix."""
-
-    remote: bool  # whether the files are in S3
-    folder: Path  # the folder itself, or a local folder for copies of files in S3
-
-    def describe(self, name: str) -> str:
-        """Returns the path or address of a file or folder."""
-        ...
-
-    def read(self, name: str) -> bytes | None:
-        """Returns the content of a small file, or None if the file does not exist."""
-        ...
-
-    def read_range(self, name: str, start: int, end: int) -> bytes:
-        """Returns bytes [start, end) of a file that never changes."""
-        ...
-
-    def open(self, name: str) -> BinaryIO:
-        """Opens a seekable stream. Raises FileNotFoundError if there is no such plain file."""
-        ...
-
-    def create(self, name: str) -> AbstractContextManager[BinaryIO]:
-        """Creates a file that is durable once the context ends."""
-        ...
-
-    def write(self, name: str, content: bytes, durable: bool = True) -> None:
-        """Replaces a small text file atomically. Unless `durable`, a power failure may undo the
-        write.
-        """
-        ...
-
-    def publish(self, name: str, file: Path) -> None:
-        """Moves a complete local file to `name`."""
-        ...
-
-    def sizes(self, folder: str) -> dict[str, int]:
-        """Returns the name and size in bytes of each file in a folder."""
-        ...
-
-    def folders(self, parent: str = "") -> list[str]:
-        """Returns the folders in `parent`, which is "" or ends with a slash."""
-        ...
-
-    def rename(self, old: str, new: str) -> None:
-        """Renames a folder: atomically on a file system, file by file in S3."""
-        ...
-
-    def remove(self, name: str) -> None:
-        """Removes a file if it exists."""
-        ...
-
-    def remove_folder(self, name: str) -> None:
-        """Removes a folder with all its files if it exists."""
-        ...
-
-
 class LocalFiles:
-    """Files in a folder, which may be on a file server that several nodes share."""
+    """Files in a folder, which may be on a file server that several nodes share.
+
+    `remote` is whether the files are in S3. `folder` is the folder itself, or a local folder for
+    copies of files in S3.
+    """
 
     remote = False
 
@@ -101,9 +48,11 @@ class LocalFiles:
         self.folder = folder
 
     def describe(self, name: str) -> str:
+        """Returns the path or address of a file or folder."""
         return str(self.folder / name)
 
     def read(self, name: str) -> bytes | None:
+        """Returns the content of a small file, or None if the file does not exist."""
         path = self.folder / name
         for _ in range(2):
             with suppress(FileNotFoundError):
@@ -113,6 +62,7 @@ class LocalFiles:
         return None
 
     def read_range(self, name: str, start: int, end: int) -> bytes:
+        """Returns bytes [start, end) of a file that never changes."""
         with self.open(name) as file:
             file.seek(start)
             return file.read(end - start)
@@ -133,6 +83,7 @@ class LocalFiles:
 
     @contextmanager
     def create(self, name: str) -> Iterator[BinaryIO]:
+        """Creates a file that is durable once the context ends."""
         path = self.folder / name
         with open(path, "xb", buffering=BUFFER, opener=untrusted_input.opener) as stream:
             yield stream
@@ -140,9 +91,13 @@ class LocalFiles:
             os.fsync(stream.fileno())
 
     def write(self, name: str, content: bytes, durable: bool = True) -> None:
+        """Replaces a small text file atomically. Unless `durable`, a power failure may undo the
+        write.
+        """
         run_folder.write_atomic(self.folder / name, content.decode(), durable)
 
     def publish(self, name: str, file: Path) -> None:
+        """Moves a complete local file to `name`."""
         try:
             file.replace(self.folder / name)
             run_folder.sync_folder((self.folder / name).parent)
@@ -150,6 +105,7 @@ class LocalFiles:
             raise run_folder.unwritable(self.folder / name, error) from error
 
     def sizes(self, folder: str) -> dict[str, int]:
+        """Returns the name and size in bytes of each file in a folder."""
         path, found = self.folder / folder, dict[str, int]()
         look_again(*path.parents[LEVELS::-1])
         for entry in os.scandir(path) if path.is_dir() else ():
@@ -160,18 +116,22 @@ class LocalFiles:
         return found
 
     def folders(self, parent: str = "") -> list[str]:
+        """Returns the folders in `parent`, which is "" or ends with a slash."""
         path = self.folder / parent
         return [one.name for one in path.iterdir() if one.is_dir()] if path.is_dir() else []
 
     def rename(self, old: str, new: str) -> None:
+        """Renames a folder: atomically on a file system, file by file in S3."""
         run_folder.sync_folder(self.folder / old)  # The content must be durable first.
         (self.folder / old).rename(self.folder / new)
         run_folder.sync_folder(self.folder)
 
     def remove(self, name: str) -> None:
+        """Removes a file if it exists."""
         (self.folder / name).unlink(missing_ok=True)
 
     def remove_folder(self, name: str) -> None:
+        """Removes a folder with all its files if it exists."""
         if (self.folder / name).exists():
             shutil.rmtree(self.folder / name)
 
@@ -228,6 +188,9 @@ class BucketFiles:
 
     def remove_folder(self, name: str) -> None:
         s3.remove_all(map(self.describe, self.sizes(name)))
+
+
+Files = LocalFiles | BucketFiles
 
 
 def _no_file(path: Path) -> FileNotFoundError:
