@@ -10,7 +10,6 @@ import pytest
 
 from trainfleet.backends.slurm import cluster_checks
 from trainfleet.backends.slurm.client import Said, SlurmClient
-from trainfleet.backends.slurm.cluster_checks import SlurmdAddress
 
 ROW = "NodeName={name} Arch=x86_64 Gres=stone:2 NodeAddr={address} NodeHostName={name} {port}Version=22.05.8 OS=Linux 5 #1 Comment=a b\n"
 CONFIG = "SlurmctldPort           = 6817\nSlurmdPort              = {port}\nSlurmdTimeout           = 300 sec\n"
@@ -87,8 +86,8 @@ def test_a_name_that_nobody_knows_is_no_proof(answering: int) -> None:
 def test_a_node_listens_at_its_own_port_or_at_that_of_all() -> None:
     engine = slurm(row("n1", 7001) + ROW.format(name="n2", address="10.0.0.2", port=""))
     assert cluster_checks.places(engine, ["n1", "n2"]) == {
-        "n1": SlurmdAddress("127.0.0.1", 7001),
-        "n2": SlurmdAddress("10.0.0.2", 6818),
+        "n1": ("127.0.0.1", 7001),
+        "n2": ("10.0.0.2", 6818),
     }
 
 
@@ -115,7 +114,7 @@ def test_what_an_administrator_wrote_names_no_place() -> None:
     engine = slurm(
         row("n1", 7001).strip() + " Reason=NodeAddr=192.0.2.1 NodeHostName=n1 Port=1 [root]\n"
     )
-    assert cluster_checks.places(engine, ["n1"]) == {"n1": SlurmdAddress("127.0.0.1", 7001)}
+    assert cluster_checks.places(engine, ["n1"]) == {"n1": ("127.0.0.1", 7001)}
 
 
 def test_a_host_that_looks_like_an_option_is_not_given_to_scontrol() -> None:

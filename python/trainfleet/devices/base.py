@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -149,3 +150,8 @@ class Lazy(Device, Protocol):
     def autocast(self, dtype: torch.dtype) -> AbstractContextManager[object]:
         """Returns a context in which fp32 matmuls are computed in `dtype`."""
         ...
+
+
+def this_rank() -> str:
+    """Returns this rank and its node, for messages."""
+    return f"rank {os.environ.get('RANK', '0')} on node {os.environ.get('GROUP_RANK', '0')}"

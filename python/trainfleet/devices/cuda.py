@@ -15,7 +15,7 @@ from torch.distributed import distributed_c10d
 from ..hardware import node_types
 from ..hardware.accelerators import find_accelerator
 from ..trust.errors import RunError
-from .base import COSTLY, Device
+from .base import COSTLY, Device, this_rank
 
 DRIVER = Path("/proc/driver/nvidia/version")
 TARGET = re.compile(r"(sm|compute)_(\d+)(\d)")  # sm_90a means 9.0
@@ -153,7 +153,7 @@ def _check_count(index: int) -> None:
     if index >= (count := torch.cuda.device_count()):
         raise RunError(
             f"local rank {index} has no GPU",
-            where=_where(),
+            where=this_rank(),
             why=f"each rank needs one GPU, but torch finds {count}",
             next="lower fleet.ranks_per_node, or run nvidia-smi on the node and make doctor",
         )
@@ -162,7 +162,7 @@ def _check_count(index: int) -> None:
 def _unusable(why: str) -> RunError:
     return RunError(
         "this rank can't use a GPU, but the plan requires one (fleet.platform)",
-        where=_where(),
+        where=this_rank(),
         why=why,
         next=(
             "run make setup to install the driver and torch on hosts; here, check nvidia-smi "
@@ -170,7 +170,3 @@ def _unusable(why: str) -> RunError:
             "SET='fleet.platform=cpu'"
         ),
     )
-
-
-def _where() -> str:
-    return f"rank {os.environ.get('RANK', '0')} on node {os.environ.get('GROUP_RANK', '0')}"

@@ -33,7 +33,7 @@ from ..process.processes import die_with_parent
 from ..run.run_folder import COMPILED
 from ..trust import untrusted_input
 from ..trust.errors import InputError, RunError
-from .base import COSTLY, Call, Device, Dice
+from .base import COSTLY, Call, Device, Dice, this_rank
 
 TYPE, GROUP = "neuron", "neuron"
 # first torch-neuronx version based on TorchNeuron; earlier ones are based on PyTorch/XLA
@@ -194,10 +194,9 @@ def unusable(platform: str, why: str) -> RunError:
     """Returns the error for a missing NeuronCore, or for missing packages that the plan
     requires.
     """
-    where = f"rank {os.environ.get('RANK', '0')} on node {os.environ.get('GROUP_RANK', '0')}"
     return RunError(
         f"this rank can't use a NeuronCore, but the plan requires one (fleet.platform {platform})",
-        where=where,
+        where=this_rank(),
         why=why,
         next=(
             "run make setup to install the driver and packages on hosts, or make build for an image"

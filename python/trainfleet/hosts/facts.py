@@ -10,9 +10,11 @@ import re
 import shlex
 import subprocess
 import time
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 from ..config import Config
 from ..health.neuron_telemetry import NeuronDevice, read_devices
@@ -192,13 +194,13 @@ def parse(text: str, seconds: float = 0.0, now: float | None = None) -> Facts:
     body, end, _ = rest.partition("== end")
     if not start or not end:
         raise Implausible(f"the beginning or end is missing: {text[-200:]!a}")
-    lines: dict[str, list[str]] = {}
+    lines = defaultdict[str, list[str]](list)
     for count, line in enumerate(body.split("\n")):
         key, equals, value = line.partition("=")
         if count >= LINES or len(line) > LETTERS:
             raise Implausible(f"more than {LINES:,} lines, or a line over {LETTERS:,} characters")
         if equals:
-            lines.setdefault(key, []).append(
+            lines[key].append(
                 "".join(letter if letter.isprintable() else "\ufffd" for letter in value)
             )
     return _build(lines, seconds, time.time() if now is None else now)
@@ -206,74 +208,60 @@ def parse(text: str, seconds: float = 0.0, now: float | None = None) -> Facts:
 
 def _build(lines: dict[str, list[str]], seconds: float, now: float) -> Facts:
     def one(key: str) -> str:
-        return lines.get(key, [""])[0]
+        return "".join(lines[key][:1])
 
-    def pairs(key: str) -> list[tuple[str, str]]:
-        return [
-            (first, rest) for line in lines.get(key, []) for first, _, rest in [line.partition(" ")]
-        ]
-
-    plain = {
-        f.name: one(f.name)
-        for f in fields(Facts)
-        if f.type == "str" and f.name not in ("efa", "neuron_trouble")
-    }
-    for name in FORMS.keys() & plain.keys():
-        _require_form(name, plain[name])
-    gpus, trouble = read_gpus(lines.get("gpu", ()))
-    listed, neuron_trouble = _listed(lines.get("neuron_ls", []))
+    gpus, gpu_trouble = read_gpus(lines["gpu"])
+    devices, neuron_trouble = _listed(lines["neuron_ls"])
     # facts.sh reads the clock about half an RTT after the request was sent
     sent = now - seconds
-    return Facts(
-        **plain,
-        root=one("root") == "yes",
-        uverbs=one("uverbs") == "yes",
-        authorized=one("authorized") == "yes",
-        cores=_count("cores", one("cores")),
-        memory_kib=_count("memory_kib", one("memory_kib")),
-        nofile=1 << 30 if one("nofile") == "unlimited" else _count("nofile", one("nofile")),
-        fi_info=_count("fi_info", one("fi_info")) if one("fi_info") else -1,
-        lnet=_count("lnet", one("lnet")),
-        disk=_space("disk", one("disk")),
-        shared=_space("shared", one("shared")),
-        has=tuple(lines.get("has", ())),
-        lacks=tuple(lines.get("lacks", ())),
-        bus=tuple(lines.get("bus", ())),
-        neuron=tuple(lines.get("neuron", ())),
-        infiniband=tuple(lines.get("infiniband", ())),
-        scratch_disks=tuple(lines.get("scratch_disk", ())),
-        kernel_says=tuple(lines.get("kernel_says", ())),
-        loggers=tuple(lines.get("logger", ())),
-        gpus=gpus,
-        gpu_trouble=trouble,
-        neuron_devices=listed,
-        neuron_trouble=neuron_trouble,
-        efa=one("efa").rpartition(":")[2].strip().lstrip("v"),
-        packages=dict(pairs("package")),
-        mounts=dict(pairs("mount")),
-        neuron_ecc={path: _count("neuron_ecc", count) for path, count in pairs("neuron_ecc")},
-        mtu={_card(card): _count("mtu", size) for card, size in pairs("mtu")},
-        ports=_ports(lines.get("port", [])),
-        topology=read_topology(lines.get("topology", [])),
-        slices=_count("mig", one("mig")),
-        speeds={
+    found: dict[str, Any] = {
+        "nofile": 1 << 30 if one("nofile") == "unlimited" else _count("nofile", lines["nofile"]),
+        "fi_info": _count("fi_info", lines["fi_info"]) if one("fi_info") else -1,
+        "gpus": gpus,
+        "gpu_trouble": gpu_trouble,
+        "neuron_devices": devices,
+        "neuron_trouble": neuron_trouble,
+        "efa": one("efa").rpartition(":")[2].strip().lstrip("v"),
+        "topology": read_topology(lines["topology"]),
+        "clock_offset": _seconds(one("clock") or str(now)) - sent,
+        "seconds": seconds,
+        **_network(lines),
+    }
+    for field_ in fields(Facts):
+        if (name := field_.name) not in found:
+            found[name] = READ[str(field_.type)](name, lines[KEYS.get(name, name)])
+    return Facts(**found)
+
+
+def _network(lines: dict[str, list[str]]) -> dict[str, Any]:
+    return {
+        "ports": _ports(lines["port"]),
+        "mtu": {_card(card): size for card, size in _counts("mtu", lines["mtu"]).items()},
+        "speeds": {
             _card(card): int(rate)
-            for card, rate in pairs("speed")
+            for card, rate in _pairs(lines["speed"])
             if re.fullmatch("[1-9][0-9]{0,8}", rate)
         },
-        addresses={_address(address): _card(card) for card, address in pairs("address")},
-        resolves={
+        "addresses": {_address(address): _card(card) for card, address in _pairs(lines["address"])},
+        "resolves": {
             name: _address(address)
-            for address, names in pairs("resolves")
+            for address, names in _pairs(lines["resolves"])
             for name in names.split()
         },
-        clock_offset=_seconds(one("clock") or str(now)) - sent,
-        seconds=seconds,
-    )
+    }
 
 
-def _count(key: str, text: str) -> int:
-    """Parses an integer, or returns 0 if the value is missing."""
+def _pairs(lines: list[str]) -> list[tuple[str, str]]:
+    return [(first, rest) for line in lines for first, _, rest in [line.partition(" ")]]
+
+
+def _counts(key: str, lines: list[str]) -> dict[str, int]:
+    return {name: _count(key, [count]) for name, count in _pairs(lines)}
+
+
+def _count(key: str, lines: list[str]) -> int:
+    """Parses the first line as an integer, or returns 0 if it is missing."""
+    text = "".join(lines[:1])
     if not re.fullmatch(r"[0-9]{0,20}", text):
         raise Implausible(f"{key}={text[:60]!a} is not a number")
     return int(text or 0)
@@ -290,7 +278,7 @@ def _require_form(key: str, text: str) -> str:
     """Returns the text if it is empty or matches the pattern for its key. Raises Implausible
     otherwise.
     """
-    if text and not re.fullmatch(FORMS[key], text):
+    if text and not re.fullmatch(FORMS.get(key, ".*"), text):
         raise Implausible(f"{key}={text[:60]!a} is not valid")
     return text
 
@@ -326,14 +314,15 @@ def _ports(lines: list[str]) -> tuple[Port, ...]:
     return tuple(port for port in found if port)
 
 
-def _space(key: str, text: str) -> Space | None:
-    """Parses one file system's line of df output. Returns None if the line is empty."""
+def _space(key: str, lines: list[str]) -> Space | None:
+    """Parses one file system's line of df output. Returns None if the line is missing or empty."""
+    text = "".join(lines[:1])
     words = text.split(None, 3)
     if not words:
         return None
     if len(words) < 3:
         raise Implausible(f"{key}={text[:60]!a} is not a file system")
-    return Space(_count(key, words[0]), *words[1:])
+    return Space(_count(key, words), *words[1:])
 
 
 def _listed(lines: list[str]) -> tuple[tuple[NeuronDevice, ...], str]:
@@ -342,3 +331,23 @@ def _listed(lines: list[str]) -> tuple[tuple[NeuronDevice, ...], str]:
         return (read_devices("\n".join(lines)) if lines else ()), ""
     except InputError:
         return (), next((line.strip()[:160] for line in reversed(lines) if line.strip()), "")
+
+
+# fields of Facts with another key in the output of facts.sh
+KEYS = {
+    "loggers": "logger",
+    "mounts": "mount",
+    "packages": "package",
+    "scratch_disks": "scratch_disk",
+    "slices": "mig",
+}
+# type of a field of Facts → how its lines are read
+READ: dict[str, Callable[[str, list[str]], Any]] = {
+    "str": lambda key, lines: _require_form(key, "".join(lines[:1])),
+    "bool": lambda key, lines: lines[:1] == ["yes"],
+    "int": _count,
+    "Space | None": _space,
+    "tuple[str, ...]": lambda key, lines: tuple(lines),
+    "dict[str, str]": lambda key, lines: dict(_pairs(lines)),
+    "dict[str, int]": _counts,
+}

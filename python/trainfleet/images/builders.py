@@ -28,9 +28,10 @@ NATIVE = ("x86_64", "AMD64")  # machines that build amd64 images without --platf
 
 
 @dataclass(frozen=True)
-class LocalImage:
-    """Image on this machine, with its labels, processor architecture and layer sizes in bytes, base
-    layer first.
+class FoundImage:
+    """Image with its labels, processor architecture and layer sizes in bytes, base layer first.
+
+    An image in a registry has a single size, the stored one.
     """
 
     labels: Mapping[str, str]
@@ -86,7 +87,7 @@ class Builder:
             context,
         ]
 
-    def find(self, reference: str) -> LocalImage | None:
+    def find(self, reference: str) -> FoundImage | None:
         """Returns the image with this name on this machine, or None if it does not exist."""
         if self.name == "buildah":
             said = self.run("inspect", "--type=image", reference)
@@ -151,22 +152,22 @@ def choose() -> tuple[Builder, str]:
     raise ImageError("this machine has no working image builder", why="; ".join(refused), next=then)
 
 
-def _of_buildah(text: str) -> LocalImage | None:
+def _of_buildah(text: str) -> FoundImage | None:
     record = _record(text)
     image, manifest = record.get("OCIv1") or {}, _record(str(record.get("Manifest") or "{}"))
     labels, layers = (image.get("config") or {}).get("Labels") or {}, manifest.get("layers") or ()
-    return LocalImage(
+    return FoundImage(
         labels,
         str(image.get("architecture", "")),
         tuple(int(layer.get("size", 0)) for layer in layers),
     )
 
 
-def _of_docker(text: str, history: str) -> LocalImage | None:
+def _of_docker(text: str, history: str) -> FoundImage | None:
     record = _record(text)
     labels = (record.get("Config") or {}).get("Labels") or {}
     sizes = [size for line in history.split() if (size := untrusted_input.whole(line))]
-    return LocalImage(labels, str(record.get("Architecture", "")), tuple(reversed(sizes)))
+    return FoundImage(labels, str(record.get("Architecture", "")), tuple(reversed(sizes)))
 
 
 def _record(text: str) -> dict[str, Any]:

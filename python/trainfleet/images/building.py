@@ -23,7 +23,7 @@ from ..process.processes import die_with_parent
 from ..trust.errors import ImageError
 from ..trust.redaction import keep_secret
 from ..trust.safe_output import shown
-from .builders import ARCHITECTURE, LAYERS, PARTS, Builder, ImageRecipe, LocalImage, write_context
+from .builders import ARCHITECTURE, LAYERS, PARTS, Builder, FoundImage, ImageRecipe, write_context
 
 KEPT = 40  # number of last output lines to search for the cause of a failure
 SHOWN, MOST = 6, 600  # maximum lines in a message, and characters per line
@@ -133,7 +133,7 @@ PUSHES = (
 )
 
 
-def build(recipe: ImageRecipe, builder: Builder, commit: str, say: Say) -> LocalImage:
+def build(recipe: ImageRecipe, builder: Builder, commit: str, say: Say) -> FoundImage:
     """Returns the local image `recipe.reference`. Builds it if it is missing.
 
     Raises:
@@ -180,7 +180,7 @@ def build(recipe: ImageRecipe, builder: Builder, commit: str, say: Say) -> Local
     return found
 
 
-def require(found: LocalImage, recipe: ImageRecipe) -> LocalImage:
+def require(found: FoundImage, recipe: ImageRecipe) -> FoundImage:
     """Returns the image if it matches the recipe. Raises ImageError if its tag or processor
     architecture differs from the recipe's.
     """
@@ -210,7 +210,7 @@ def newest_of(recipe: ImageRecipe, builder: Builder) -> tuple[str, str] | None:
     return None
 
 
-def describe(found: LocalImage) -> str:
+def describe(found: FoundImage) -> str:
     """Describes an image by its size, layer count and code layer size."""
     last = f"; the last has {found.layers[-1] / 1e6:,.1f} MB" if found.layers else ""
     return f"{found.size / 1e6:,.0f} MB in {len(found.layers)} layers{last}"

@@ -11,7 +11,6 @@ import base64
 import binascii
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ..cloud.api_errors import passing
@@ -20,7 +19,7 @@ from ..cloud.repository import GONE, HOST, NAME, held_as, holders
 from ..cloud.template_inputs import pairs
 from ..trust.errors import CloudError, ImageError, InputError
 from ..trust.untrusted_input import parse_json
-from .builders import Builder, ImageRecipe, last_line
+from .builders import Builder, FoundImage, ImageRecipe, last_line
 from .building import PUSHES, Say, run_builder
 
 MANIFESTS = [
@@ -57,15 +56,6 @@ POLICY = {
 }
 
 
-@dataclass(frozen=True)
-class StoredImage:
-    """Image in the registry, with its labels, processor architecture and stored size in bytes."""
-
-    labels: Mapping[str, str]
-    architecture: str
-    size: int
-
-
 class Registry:
     """Repository of trainfleet images in an AWS account and region."""
 
@@ -88,7 +78,7 @@ class Registry:
     def name(self, tag: str) -> str:
         return f"{self.host}/{self.repository}:{tag}"
 
-    def find(self, tag: str) -> StoredImage | None:
+    def find(self, tag: str) -> FoundImage | None:
         """Returns the image with this tag or digest (`sha256:...`), or None if it does not exist.
 
         Raises:
@@ -136,7 +126,7 @@ class Registry:
                     "ecr", "PutImage", repositoryName=self.repository, imageTag=mine, **manifest
                 )
 
-    def _stored(self, text: str, tag: str) -> StoredImage:
+    def _stored(self, text: str, tag: str) -> FoundImage:
         try:
             manifest: Any = parse_json(text, self.name(tag))
             digest, size = (
@@ -155,7 +145,7 @@ class Registry:
                 str(name): str(value)
                 for name, value in ((config.get("config") or {}).get("Labels") or {}).items()
             }
-            return StoredImage(labels, str(config.get("architecture", "")), size)
+            return FoundImage(labels, str(config.get("architecture", "")), (size,))
         except (InputError, KeyError, TypeError, ValueError, AttributeError, OSError) as error:
             why, then = (
                 f"{type(error).__name__}: {error}",
@@ -297,7 +287,7 @@ def _download(address: str) -> str:
         return str(stream.read(CONFIG).decode())
 
 
-def require_content(stored: StoredImage, recipe: ImageRecipe, where: str) -> None:
+def require_content(stored: FoundImage, recipe: ImageRecipe, where: str) -> None:
     """Raises ImageError if the content of a tagged image does not match its recipe, because a push
     can't replace an immutable tag.
     """

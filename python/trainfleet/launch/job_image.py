@@ -19,8 +19,8 @@ from ..hosts.install_steps import lock_name
 from ..hosts.platform import load_platform
 from ..hosts.tar import code_files
 from ..images import building
-from ..images.builders import ARCHITECTURE, Builder, ImageRecipe, choose, recipe_of
-from ..images.ecr import Registry, StoredImage
+from ..images.builders import ARCHITECTURE, Builder, FoundImage, ImageRecipe, choose, recipe_of
+from ..images.ecr import Registry
 from ..trust.errors import CloudError, ConfigError, ImageError
 
 NONE = "none"  # value of fleet.container for jobs without an image
@@ -136,7 +136,7 @@ def require_image(config: Config) -> None:
     require_fit(config, stored, image)
 
 
-def require_fit(config: Config, stored: StoredImage, image: str) -> None:
+def require_fit(config: Config, stored: FoundImage, image: str) -> None:
     """Raises ImageError if the image's processor architecture or lock file does not match the
     config.
     """

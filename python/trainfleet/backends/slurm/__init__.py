@@ -43,14 +43,14 @@ from ...node.placement import expand_hosts
 from ...node.placements.slurm import PLACEMENT
 from ...plan.estimate import Bill
 from ...plan.fabric_environment import fabric_environment
-from ...plan.job import Artifact, Job, Request
+from ...plan.job import Job, Request
 from ...process.install_paths import CODE, python_path
 from ...run import run_folder
 from ...run.run_folder import Run
 from ...trust import untrusted_input
 from ...trust.errors import BackendError
 from .. import job_starts, supported_keys
-from ..base import Backend, Can, Handle, Harm, Machines, Phase, Probe, Prospect, Status
+from ..base import Backend, Can, Handle, Harm, Machines, Phase, Probe, Status
 from ..head import HEAD, Head, hours_alone
 from ..node_script import values_of
 from ..run_storage import Place, Shared
@@ -125,6 +125,13 @@ class Login(Head):
     @property
     def leads(self) -> bool:
         return False  # no standby, because Slurm jobs need no launcher
+
+    def enter(self) -> int:
+        """Sets up the shared folder and Python on the nodes' shared file system, through the host.
+        Returns an exit code.
+        """
+        self.look_again()
+        return host_setup.main(self.located, whole=False)
 
     def known(self, name: str) -> Host | None:
         return as_slurm_says(name)
@@ -483,8 +490,10 @@ class Slurm(Backend):
         return cluster_file.costs(self.config, by_table()).bill(self.fleet.nodes)
 
     def machines(self) -> Machines:
-        cluster = Cluster(self.config) if self.fleet.slurm.create else Partitions(self.engine)
-        return Entrance(self._head, cluster) if self._head else cluster
+        enter = self._head.enter if self._head else lambda: 0
+        if self.fleet.slurm.create:
+            return Cluster(self.config, enter)
+        return Partitions(self.engine, enter)
 
     def probe(self) -> Probe | None:
         """Returns sinfo's report on the nodes, and the facts of one node.
@@ -495,39 +504,6 @@ class Slurm(Backend):
             return None
         lines, facts = resources.report(self.engine, self._sited()[0].fleet.slurm)
         return Probe(tuple(lines), {facts.hostname: facts} if facts else {})
-
-
-class Entrance(Machines):
-    """Machines (base.py) behind an SSH host, through which setup prepares the nodes' shared
-    folder.
-    """
-
-    def __init__(self, head: Head, cluster: Cluster | Partitions) -> None:
-        self.head, self.cluster, self.made = head, cluster, cluster.made
-
-    def changes(self) -> tuple[Artifact, ...]:
-        return self.cluster.changes()
-
-    def left(self) -> list[str]:
-        return self.cluster.left()
-
-    def costing(self) -> list[str]:
-        return self.cluster.costing()
-
-    def remove(self, purge: bool) -> None:
-        self.cluster.remove(purge)
-
-    def prospect(self, hours: float | None, speed: float | None) -> Prospect:
-        return self.cluster.prospect(hours, speed)
-
-    def apply(self) -> int:
-        """Creates the cluster, and sets up the shared folder and Python on the nodes' shared file
-        system.
-        """
-        if code := self.cluster.apply():
-            return code
-        self.head.look_again()
-        return host_setup.main(self.head.located, whole=False)
 
 
 def folder_of(config: Config) -> str:

@@ -53,16 +53,6 @@ PHASES = {
 WELL = "COMPLETED"
 
 
-@dataclass(frozen=True)
-class SbatchRefusal:
-    """Plain-language reason why Slurm rejected a job, and the config key responsible for it, if
-    any.
-    """
-
-    means: str
-    key: str
-
-
 @functools.cache
 def _table() -> dict[str, Any]:
     return dict(read_table(FILE))
@@ -83,16 +73,6 @@ def why_waiting(reason: str) -> str:
     if name is None:
         return f"({reason}): see slurm.schedmd.com/job_reason_codes.html"
     return f"({reason}): {known[name]['means']}; next: {known[name]['do']}"
-
-
-def why_refused(said: str) -> SbatchRefusal | None:
-    """Explains an error message from sbatch, squeue or scontrol. Returns None if the message is
-    unknown.
-    """
-    for entry in _table()["refusals"]:
-        if re.search(entry["says"], said):
-            return SbatchRefusal(entry["means"], entry["key"])
-    return None
 
 
 TIMEOUT = 60.0  # timeout per command in seconds; slurmctld is slow under heavy load
@@ -364,13 +344,17 @@ def user_of(uid: int) -> str:
 
 
 def refused(command: str, said: str) -> BackendError:
-    """Converts a Slurm error message to an exception."""
+    """Converts a Slurm error message to an exception, with an explanation if the message is known.
+
+    Its `where` is the responsible config key, if any.
+    """
     line = said.strip().partition("\n")[0] or "it printed nothing"
-    known = why_refused(said)
-    if known is None:
-        return BackendError(f"{command} failed", why=line, next="sinfo; squeue --me")
-    then = f"make plan SET='{known.key}=...'" if known.key else "scontrol ping; sinfo"
-    return BackendError(known.means, where=known.key, why=line, next=then)
+    for known in _table()["refusals"]:
+        if re.search(known["says"], said):
+            key = known["key"]
+            then = f"make plan SET='{key}=...'" if key else "scontrol ping; sinfo"
+            return BackendError(known["means"], where=key, why=line, next=then)
+    return BackendError(f"{command} failed", why=line, next="sinfo; squeue --me")
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from errno import EHOSTDOWN, EHOSTUNREACH, ENETUNREACH, ETIMEDOUT
 
 from ...config.types import SlurmConfig
@@ -196,12 +195,7 @@ PORT = re.compile(r"(?m)^SlurmdPort\s*=\s*([0-9]{1,5})\s*$")
 UNHEARD = (EHOSTDOWN, EHOSTUNREACH, ENETUNREACH, ETIMEDOUT)
 
 
-@dataclass(frozen=True)
-class SlurmdAddress:
-    """Address and port of a node's slurmd."""
-
-    address: str
-    port: int
+Address = tuple[str, int]  # address and port of a node's slurmd
 
 
 def absent(engine: SlurmClient, hosts: Sequence[str]) -> dict[str, str]:
@@ -219,12 +213,12 @@ def absent(engine: SlurmClient, hosts: Sequence[str]) -> dict[str, str]:
     )
     gone = [host for host, said in answers.items() if there and said is False]
     return {
-        host: f"no answer from {known[host].address}, port {known[host].port} (slurmd), {told}"
+        host: f"no answer from {known[host][0]}, port {known[host][1]} (slurmd), {told}"
         for host in gone
     }
 
 
-def places(engine: SlurmClient, hosts: Sequence[str]) -> dict[str, SlurmdAddress]:
+def places(engine: SlurmClient, hosts: Sequence[str]) -> dict[str, Address]:
     """Returns machine → slurmd address, as reported by Slurm."""
     asked = [host for host in hosts if re.fullmatch(NAME, host)]
     if not asked:
@@ -237,16 +231,16 @@ def places(engine: SlurmClient, hosts: Sequence[str]) -> dict[str, SlurmdAddress
     found = [match for row in rows if (match := NODE.match(row)) and match[1] in asked]
     ports = [untrusted_input.whole(match[3] or (usual[1] if usual else "")) for match in found]
     return {
-        match[1]: SlurmdAddress(match[2], port)
+        match[1]: (match[2], port)
         for match, port in zip(found, ports, strict=True)
         if port and port < 2**16
     }
 
 
-def answer(place: SlurmdAddress) -> bool | None:
+def answer(place: Address) -> bool | None:
     """Returns whether a machine responds, or None if its name does not resolve."""
     try:
-        socket.create_connection((place.address, place.port), WAIT).close()
+        socket.create_connection(place, WAIT).close()
     except (TimeoutError, OSError) as error:
         if isinstance(error, ConnectionError):
             return True

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,8 +78,9 @@ class Cluster(Machines):
 
     made = True
 
-    def __init__(self, config: Config) -> None:
-        self.config, self.name = config, cluster_name(config)
+    def __init__(self, config: Config, enter: Callable[[], int] = lambda: 0) -> None:
+        """`enter` sets up the nodes' shared folder once the cluster is ready."""
+        self.config, self.name, self.enter = config, cluster_name(config), enter
         self.region, self.system = (
             config.fleet.aws.region or "",
             config.fleet.slurm.parallelcluster.os,
@@ -171,7 +172,7 @@ class Cluster(Machines):
             flush=True,
         )
         print("next: make train", flush=True)
-        return 0
+        return self.enter()
 
     def _begin(self, state: ClusterState | None, wanted: Sequence[Artifact]) -> None:
         if not wanted:

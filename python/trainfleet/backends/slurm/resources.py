@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -186,11 +186,11 @@ def _last(text: str) -> str:
 class Partitions(Standing):
     """Machines of a cluster that is managed by its own administrators."""
 
-    def __init__(self, engine: SlurmClient) -> None:
-        self.engine = engine
+    def __init__(self, engine: SlurmClient, enter: Callable[[], int]) -> None:
+        self.engine, self.enter = engine, enter
 
     def apply(self) -> int:
-        """Prints Slurm's version and the cluster's partitions."""
+        """Prints Slurm's version and the cluster's partitions, and prepares the shared folder."""
         version = self.engine.run("sinfo", "--version").strip()
         rows = read_partitions(self.engine.run("scontrol", "--oneliner", "show", "partition"))
         if not re.match(r"slurm\S* \d+\.\d+", version) or not rows:
@@ -212,7 +212,7 @@ class Partitions(Standing):
                 f"{'' if row.is_up else ', accepts no jobs now'}"
             )
         print("nothing to set up: the administrators manage this cluster\nnext: make train")
-        return 0
+        return self.enter()
 
 
 # Cleanup script that cancels the folder's jobs when it reads a line from stdin or stdin closes. If
