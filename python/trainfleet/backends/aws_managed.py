@@ -232,11 +232,10 @@ class Hosted(Backend):
         until = clock.now() + self.gone
         while at_once and not self.status(handle).ended:
             if clock.now() > until:
-                why = f"it was asked to stop {self.gone:.0f} s ago"
                 raise BackendError(
                     "the job has not ended yet",
                     where=f"{self.name} {handle.id}",
-                    why=why,
+                    why=f"it was asked to stop {self.gone:.0f} s ago",
                     next=then,
                 )
             clock.sleep(PACE / 4)
@@ -257,8 +256,13 @@ class Hosted(Backend):
         """
         sized = replace(config, fleet=replace(config.fleet, nodes=job.nodes))
         inputs = known(config, self.calls, self.name)[0]
-        what = "the job can't run with this config"
-        checks.require(sized, self.calls, inputs, (*chosen, checks.buckets), what)
+        checks.require(
+            sized,
+            self.calls,
+            inputs,
+            (*chosen, checks.buckets),
+            "the job can't run with this config",
+        )
 
     @abstractmethod
     def costs(self, config: Config, prices: Prices) -> Spending:
@@ -353,13 +357,11 @@ class ManagedMachines(Stacked):
     ) -> None:
         self.own = SchedulerStack(config, engine)
         super().__init__(self.own)
-        self.config, self.needed, self.costs, self.notes, self.ahead = (
-            config,
-            needed,
-            costs,
-            notes,
-            ahead,
-        )
+        self.config = config
+        self.needed = needed
+        self.costs = costs
+        self.notes = notes
+        self.ahead = ahead
 
     def changes(self) -> tuple[Artifact, ...]:
         return super().changes() if self.needed else ()
@@ -376,10 +378,8 @@ class ManagedMachines(Stacked):
 
         If AWS denies a request, the account section reports only that error.
         """
-        prices, account = (
-            in_region(self.config),
-            ["account: you provide the queue and roles, so setup creates nothing"],
-        )
+        prices = in_region(self.config)
+        account = ["account: you provide the queue and roles, so setup creates nothing"]
         changes: tuple[Artifact, ...] = ()
         try:
             if self.needed:

@@ -44,9 +44,11 @@ if TYPE_CHECKING:
     from .head import Head
 
 # requirements of injected faults: network links that only the job uses, and a dedicated head
-LINKS, OWN_HEAD = ("links", "head")
+LINKS = "links"
+OWN_HEAD = "head"
 # files in the run folder with the submitted job's handle and request
-HANDLE, REQUEST = ("handle.json", "request.json")
+HANDLE = "handle.json"
+REQUEST = "request.json"
 
 
 class Can(Enum):
@@ -349,16 +351,18 @@ def load_job(run: Run) -> tuple[Handle, Request] | None:
     Raises:
         RunError: the files are malformed.
     """
-    record, request = (
-        run_folder.read_json(run.folder / HANDLE),
-        run_folder.read_json(run.folder / REQUEST),
-    )
+    record = run_folder.read_json(run.folder / HANDLE)
+    request = run_folder.read_json(run.folder / REQUEST)
     if record is None or request is None:
         return None
     try:
         handle = fit(Handle, record)
     except InputError as error:
         where = str(run.folder / HANDLE)
-        why, then = f"{error.key}: {error.what}", f"run rm {where}, then make train"
-        raise RunError("is not a valid job handle", where=where, why=why, next=then) from error
+        raise RunError(
+            "is not a valid job handle",
+            where=where,
+            why=f"{error.key}: {error.what}",
+            next=f"run rm {where}, then make train",
+        ) from error
     return handle, Request.of(request, str(run.folder / REQUEST))

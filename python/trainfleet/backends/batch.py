@@ -75,11 +75,9 @@ class Batch(Hosted):
         """Returns the training queue, and the tokenizing queue if the config has separate machines
         for it.
         """
-        return (
-            (self.queue, tokenizing_queue(self.config))
-            if self.config.data.tokenize_instance_type
-            else (self.queue,)
-        )
+        if self.config.data.tokenize_instance_type:
+            return (self.queue, tokenizing_queue(self.config))
+        return (self.queue,)
 
     def _queue_of(self, job: Job) -> str:
         return self.queues[-1] if job.kind == "tokenize" else self.queue
@@ -103,11 +101,11 @@ class Batch(Hosted):
                 "set fleet.backend: ec2",
             )
         if config.fleet.aws.volume_gib < DISK:
-            what = (
+            yield (
+                "fleet.aws.volume_gib",
                 f"{config.fleet.aws.volume_gib}: too small for the training images on this disk; "
-                f"set {DISK} or more"
+                f"set {DISK} or more",
             )
-            yield "fleet.aws.volume_gib", what
         if config.fleet.batch.priority is not None and config.fleet.batch.share is None:
             yield "fleet.batch.priority", "applies only within a share; set fleet.batch.share"
 
@@ -116,10 +114,8 @@ class Batch(Hosted):
 
         Ignores `without`, because Batch selects the machines.
         """
-        secrets, config = (
-            aws_managed.references(self.config, job.secrets),
-            on_its_machines(self.config, job),
-        )
+        secrets = aws_managed.references(self.config, job.secrets)
+        config = on_its_machines(self.config, job)
         what = batch_request.definition(config, job, job.image, secrets)
         how = batch_request.submission(config, job, self._queue_of(job), what["jobDefinitionName"])
         return Request(
@@ -368,9 +364,9 @@ def _exit(part: JobRecord) -> int:
     For a node that never ran, returns 1 if Batch marked it as failed, otherwise 0.
     """
     code = part.get("container", {}).get("exitCode")
-    return (
-        int(code) if code is not None else int(part.get("status") == "FAILED" and not _asked(part))
-    )
+    if code is not None:
+        return int(code)
+    return int(part.get("status") == "FAILED" and not _asked(part))
 
 
 def _asked(job: JobRecord) -> bool:

@@ -113,14 +113,11 @@ def _at_rest(head: Head) -> tuple[Host, Facts]:
         "can't list the runs on the node"
     )
     if busy := host_commands.read_marks(said.ok[host].stdout, ""):
-        why = (
-            f"sealing removes the node's keys for a moment, but {', '.join(sorted(busy))} is "
-            "running there"
-        )
         raise BackendError(
             "the node is not idle",
             where=str(host),
-            why=why,
+            why=f"sealing removes the node's keys for a moment, but {', '.join(sorted(busy))} is "
+            "running there",
             next="run make stop, then make image",
         )
     return host, report.facts[host]
@@ -255,11 +252,9 @@ class Ec2(Ssh):
     @functools.cached_property
     def paid(self) -> Paid:
         """Returns the prepaid amount per node."""
-        return (
-            self.ahead.paid()
-            if self.ahead
-            else Paid(float(os.environ.get(PAID, "0")), "a capacity block")
-        )
+        if self.ahead:
+            return self.ahead.paid()
+        return Paid(float(os.environ.get(PAID, "0")), "a capacity block")
 
     def purchase(self) -> Purchase | None:
         return functools.partial(self._obtain, self.ahead) if self.ahead else None

@@ -91,9 +91,11 @@ def read_keys(path: Path) -> dict[str, list[str]]:
     try:
         return fit(dict[str, list[str]], run_folder.read_json(path) or {})
     except InputError as error:
-        why = f"{error.key}: {error.what}"
         raise BackendError(
-            "is not a list of host keys", where=str(path), why=why, next=f"rm {path}"
+            "is not a list of host keys",
+            where=str(path),
+            why=f"{error.key}: {error.what}",
+            next=f"rm {path}",
         ) from error
 
 
@@ -142,11 +144,9 @@ def from_agent(calls: Calls, id_: str) -> list[str]:
                 InstanceId=id_,
             )
             if said["Status"] not in ("Pending", "InProgress", "Delayed"):
-                return (
-                    keys_in(str(said.get("StandardOutputContent", "")))
-                    if said["Status"] == "Success"
-                    else []
-                )
+                if said["Status"] == "Success":
+                    return keys_in(str(said.get("StandardOutputContent", "")))
+                return []
     return []
 
 
@@ -179,8 +179,10 @@ def told_of(what: str, then: str) -> Iterator[None]:
 def policies(config: Config, inputs: Inputs) -> Iterator[Artifact]:
     """Yields IAM policies that suffice to create, use and remove the config's machines."""
     for number, found in enumerate(permissions.documents(permissions.policy(config, inputs)), 1):
-        name = "policy.json" if number == 1 else f"policy-{number}.json"
-        yield Artifact(name, json.dumps(found, indent=2) + "\n")
+        yield Artifact(
+            "policy.json" if number == 1 else f"policy-{number}.json",
+            json.dumps(found, indent=2) + "\n",
+        )
 
 
 class Stacked(Machines):
@@ -331,11 +333,10 @@ class Instances(Stacked):
             {node.id for node in nodes} - keep_keys(self.cloud, nodes, self.head.by_agent)[1]
         ):
             if clock.now() > deadline:
-                why = "neither the console nor the SSM agent reported it"
                 raise BackendError(
                     "the host key is unknown",
                     where=", ".join(missing),
-                    why=why,
+                    why="neither the console nor the SSM agent reported it",
                     next="run make setup again",
                 )
             if not said:

@@ -59,7 +59,8 @@ from ..trust.errors import BackendError
 from .run_storage import Place
 
 # timeout in seconds for launch queries, and number of hosts to try
-NOTICE, FEW = (20.0, 4)
+NOTICE = 20.0
+FEW = 4
 REMOVAL = 600.0  # timeout in seconds; long, because checkpoints consist of many large files
 LARGEST = 1 << 20  # maximum config size in bytes
 # shell scripts that read and write the launch record in head.json (health/lease.py)
@@ -237,10 +238,8 @@ class Hosts(Place):
     ) -> int:
         """Runs the verb on a host, forwards its stderr, and returns its exit code."""
         code = send_code(self.transport, self.config.fleet, [host])
-        command, order = (
-            head.verb_command(self.head.python, code, self.folder),
-            head.encode_verb(verb, config, variables),
-        )
+        command = head.verb_command(self.head.python, code, self.folder)
+        order = head.encode_verb(verb, config, variables)
         ended = self.transport.stream(host, command, stdin=order, out=out, err=printer(sys.stderr))
         if isinstance(ended, HostFailure):
             raise BackendError(str(ended), where=host.name, next=f"run make {verb} again")
@@ -318,11 +317,9 @@ class Head:
     @property
     def code(self) -> str:
         """Folder on the nodes that contains this exact version of the code."""
-        return (
-            f"{self.folder}/code/{content_hash(code_files(self.fleet.backend))}"
-            if self.hands_over
-            else str(ROOT)
-        )
+        if self.hands_over:
+            return f"{self.folder}/code/{content_hash(code_files(self.fleet.backend))}"
+        return str(ROOT)
 
     @property
     def interpreter(self) -> str:
@@ -394,8 +391,10 @@ class Head:
             for host, answer in answers.ok.items()
         }
         if busy := {host: names for host, names in others.items() if names}:
-            then = "wait for it, run make stop SET='name=...', or set fleet.exclusive: false"
-            raise BackendError(by_host("another run is using these hosts", busy), next=then)
+            raise BackendError(
+                by_host("another run is using these hosts", busy),
+                next="wait for it, run make stop SET='name=...', or set fleet.exclusive: false",
+            )
 
     def require_own_folder(self, hosts: Iterable[Host]) -> None:
         """Raises BackendError if fleet.shared_folder belongs to another user."""

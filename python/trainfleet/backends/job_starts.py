@@ -14,7 +14,8 @@ from ..trust import untrusted_input
 from ..trust.errors import InputError
 
 # default exit codes for nodes that wrote none: killed, or terminated along with another node
-KILLED, ENDED = (137, 143)
+KILLED = 137
+ENDED = 143
 LARGEST = 1 << 20  # maximum number of bytes to read per file
 
 

@@ -65,8 +65,10 @@ class Local(Backend):
     @staticmethod
     def refuse(config: Config) -> Iterator[tuple[str, str]]:
         if config.fleet.instance_type is not None:
-            message = "the local backend uses this machine; remove it, or set another fleet.backend"
-            yield "fleet.instance_type", message
+            yield (
+                "fleet.instance_type",
+                "the local backend uses this machine; remove it, or set another fleet.backend",
+            )
         if config.fleet.container != "none":
             yield (
                 "fleet.container",
@@ -101,10 +103,8 @@ class Local(Backend):
         return Request(job, tuple(self._script(job, node, port) for node in range(job.nodes)))
 
     def _script(self, job: Job, node: int, port: int) -> Artifact:
-        cores, placement = (
-            max(1, node_types.local_cores() // job.nodes),
-            Placement(node, job.nodes, LOOPBACK, port, address=LOOPBACK),
-        )
+        cores = max(1, node_types.local_cores() // job.nodes)
+        placement = Placement(node, job.nodes, LOOPBACK, port, address=LOOPBACK)
         if job.torchrun:
             own = {
                 "OMP_NUM_THREADS": str(max(1, cores // job.ranks_per_node)),
@@ -298,11 +298,9 @@ def _other(config: Config) -> Iterator[tuple[str, str]]:
 
     Skipped under WSL, because the drivers expose no device files there.
     """
-    kind, devices, row = (
-        config.fleet.node_type,
-        node_types.local_accelerators(),
-        node_types.local_accelerator(),
-    )
+    kind = config.fleet.node_type
+    devices = node_types.local_accelerators()
+    row = node_types.local_accelerator()
     if config.fleet.accelerator is None or kind is None or kind.accelerator is None or WSL.exists():
         return
     if not devices:
@@ -333,12 +331,11 @@ def _accelerators(job: Job, node: int) -> dict[str, str]:
     if not devices or not job.torchrun:
         return {}
     if devices < job.nodes * job.ranks_per_node:
-        what = (
-            f"{job.nodes} nodes x {job.ranks_per_node} ranks need more than the {devices} "
-            "accelerators of this machine"
-        )
         raise BackendError(
-            what, why="two ranks can't share an accelerator", next=f"make {job.kind} NODES=1"
+            f"{job.nodes} nodes x {job.ranks_per_node} ranks need more than the {devices} "
+            "accelerators of this machine",
+            why="two ranks can't share an accelerator",
+            next=f"make {job.kind} NODES=1",
         )
     first = node * job.ranks_per_node
     return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(first, first + job.ranks_per_node)))}

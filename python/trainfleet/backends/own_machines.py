@@ -110,11 +110,9 @@ class OwnHosts(Machines):
         """Returns one script per host, with the setup steps that it is missing."""
         from ..hosts.host_setup import commands
 
-        return (
-            tuple(Artifact(name, text) for name, text in commands(self.config).items())
-            if self.config.fleet.hosts
-            else ()
-        )
+        if self.config.fleet.hosts:
+            return tuple(Artifact(name, text) for name, text in commands(self.config).items())
+        return ()
 
     def apply(self) -> int:
         """Rereads the hosts, because they may have changed since the plan, and runs the missing

@@ -116,8 +116,10 @@ def queue(name: str, config: Config, calls: Calls, inputs: Inputs) -> Iterator[O
     """Yields an obstacle if the queue rejects jobs or has no suitable compute environment."""
     found = calls("batch", "DescribeJobQueues", jobQueues=[name]).get("jobQueues", ())
     if not found:
-        then = "run make setup, or set fleet.batch.queue to an existing queue"
-        yield Obstacle(f"{name}: the job queue does not exist", then)
+        yield Obstacle(
+            f"{name}: the job queue does not exist",
+            "run make setup, or set fleet.batch.queue to an existing queue",
+        )
         return
     if found[0].get("state") == "DISABLED":
         yield Obstacle(f"{name}: the job queue is disabled", enabling(name))
@@ -132,10 +134,8 @@ def _roomy(name: str, config: Config, found: list[dict[str, Any]]) -> Iterator[O
     nodes.
     """
     unfit = [(one, unfitness(config, one)) for one in found]
-    nodes, vcpus = (
-        config.fleet.nodes,
-        node_types.INSTANCE_TYPES[config.fleet.instance_type or ""].vcpus,
-    )
+    nodes = config.fleet.nodes
+    vcpus = node_types.INSTANCE_TYPES[config.fleet.instance_type or ""].vcpus
     fit = [
         int(one["computeResources"].get("maxvCpus", 0)) // vcpus for one, why in unfit if not why
     ]
@@ -148,8 +148,9 @@ def _roomy(name: str, config: Config, found: list[dict[str, Any]]) -> Iterator[O
             f"{name}: the job needs {nodes} nodes, but the queue allows {most} (maxvCpus / "
             f"{vcpus} vCPUs per node)"
         )
-        then = f"set NODES={most}" if most else "raise maxvCpus of the compute environment"
-        yield Obstacle(what, then)
+        yield Obstacle(
+            what, f"set NODES={most}" if most else "raise maxvCpus of the compute environment"
+        )
 
 
 def unfitness(config: Config, environment: dict[str, Any]) -> str:

@@ -145,7 +145,9 @@ class Shared(Here):
     """
 
     # Lustre and NFS can take several seconds to show writes from other machines
-    words, pace, lag = (" on the cluster", 1.0, 5.0)
+    words = " on the cluster"
+    pace = 1.0
+    lag = 5.0
 
     def __init__(self, run: Run, has_job: Callable[[], bool]) -> None:
         super().__init__(run)

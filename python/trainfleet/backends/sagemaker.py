@@ -103,11 +103,9 @@ class SageMaker(Hosted):
         return lambda may_buy: ahead.obtain(may_buy, self._whole(ahead.paid_config()))
 
     def bill(self) -> Bill | None:
-        return (
-            self.ahead.paid().on(self._whole(self.ahead.paid_config()))
-            if self.ahead
-            else super().bill()
-        )
+        if self.ahead:
+            return self.ahead.paid().on(self._whole(self.ahead.paid_config()))
+        return super().bill()
 
     @staticmethod
     def refuse(config: Config) -> Iterator[tuple[str, str]]:
@@ -165,10 +163,8 @@ class SageMaker(Hosted):
                 raise
             # if the job exists, an earlier attempt succeeded, but its response was lost
             if self._described(name) is None:
-                why, then = (
-                    error.why,
-                    "set another name in config.yaml, or wait until that job is deleted",
-                )
+                why = error.why
+                then = "set another name in config.yaml, or wait until that job is deleted"
                 raise BackendError(
                     "another job has this name", where=name, why=why, next=then
                 ) from error
@@ -255,8 +251,14 @@ class SageMaker(Hosted):
         stopped.
         """
         channel = sagemaker_request.input_of(self.config, size_of(self.config))
-        data = f"  {channel.mode}, about {channel.seconds:.0f} s to the first batch: {channel.why}"
-        return ["", "data", data, "", "stop", *self.stopping(self.terms.grace)]
+        return [
+            "",
+            "data",
+            f"  {channel.mode}, about {channel.seconds:.0f} s to the first batch: {channel.why}",
+            "",
+            "stop",
+            *self.stopping(self.terms.grace),
+        ]
 
 
 def size_of(config: Config) -> int | None:

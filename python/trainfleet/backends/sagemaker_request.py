@@ -171,11 +171,9 @@ def refuse(config: Config) -> Iterator[tuple[str, str]]:
 
 def _refuse_purchase(config: Config) -> Iterator[tuple[str, str]]:
     """Yields an error for each setting that prevents the purchase of a training plan."""
-    own, kind, key = (
-        config.fleet.sagemaker,
-        config.fleet.instance_type,
-        "fleet.sagemaker.plan_hours",
-    )
+    own = config.fleet.sagemaker
+    kind = config.fleet.instance_type
+    key = "fleet.sagemaker.plan_hours"
     if own.training_plan:
         yield (
             key,

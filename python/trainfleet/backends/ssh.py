@@ -329,11 +329,9 @@ class Ssh(Backend):
             ):
                 break
             if now - heard > lost_after(len(looks.hosts)):
-                return (
-                    ""
-                    if self._any_answers([host for host in self.transport.hosts if host != here])
-                    else here.name
-                )
+                if self._any_answers([host for host in self.transport.hosts if host != here]):
+                    return ""
+                return here.name
             time.sleep(LOOK_EVERY / 4)
         return ""
 
@@ -386,11 +384,9 @@ class Ssh(Backend):
 
         For a job from `find`, it prints whether the host has any process of the run.
         """
-        return (
-            host_commands.look(handle.id, handle.token)
-            if handle.token
-            else host_commands.look_for(self._head.mark)
-        )
+        if handle.token:
+            return host_commands.look(handle.id, handle.token)
+        return host_commands.look_for(self._head.mark)
 
     def _look_after(self, handle: Handle, looks: Looks) -> None:
         """Starts one polling thread per host."""
@@ -429,21 +425,20 @@ class Ssh(Backend):
         failed = self.transport.run(fence, timeout=FENCE_TIMEOUT, hosts=hosts).failed
         stuck = {host: failure for host, failure in failed.items() if failure.kind == "exit"}
         if stuck:
-            what, remedy = (
-                "could not kill the processes of this run",
-                "reboot the host if a process is stuck on a dead disk",
+            raise BackendError(
+                by_host("could not kill the processes of this run", stuck),
+                next="reboot the host if a process is stuck on a dead disk",
             )
-            raise BackendError(by_host(what, stuck), next=remedy)
 
     def _too_few(
         self, wanted: int, sound: Sequence[Host], unsound: Mapping[Host, str]
     ) -> BackendError:
-        what = (
-            f"the job needs {wanted} nodes, but only {len(sound)} of "
-            f"{len(sound) + len(unsound)} hosts can take a job"
-        )
         return BackendError(
-            by_host(what, unsound),
+            by_host(
+                f"the job needs {wanted} nodes, but only {len(sound)} of "
+                f"{len(sound) + len(unsound)} hosts can take a job",
+                unsound,
+            ),
             next=f"run make doctor, or set NODES={len(sound)}" if sound else "make doctor",
         )
 
@@ -462,11 +457,11 @@ def fetch(transport: Transport, hosts: Sequence[Host], image: str, lock: str) ->
     _, token = registry.token() if registry else ("", "")
     words = pull_words(image, registry.host if registry else "")
     answers = transport.run(words, stdin=token, timeout=PULL_TIMEOUT, hosts=hosts)
-    remedy = (
-        "run docker pull on the host for details; if Docker is missing, set "
-        "fleet.install_docker: true and run make setup"
+    answers.require(
+        f"{image} can't be pulled",
+        then="run docker pull on the host for details; if Docker is missing, set "
+        "fleet.install_docker: true and run make setup",
     )
-    answers.require(f"{image} can't be pulled", then=remedy)
     said = {host: answer.stdout.strip().rpartition("\n")[2] for host, answer in answers.ok.items()}
     wrong = {host: against for host, found in said.items() if (against := misfit(found, lock))}
     if wrong:
@@ -478,10 +473,8 @@ def fetch(transport: Transport, hosts: Sequence[Host], image: str, lock: str) ->
 
 def pull_words(image: str, registry: str) -> str:
     """Returns a shell command that inspects the image, after pulling it if it is missing."""
-    look, pull = (
-        f"{LOOK} {shlex.quote(image)}",
-        f"docker pull --quiet {shlex.quote(image)} > /dev/null",
-    )
+    look = f"{LOOK} {shlex.quote(image)}"
+    pull = f"docker pull --quiet {shlex.quote(image)} > /dev/null"
     if registry:
         own = (
             "DOCKER_CONFIG=$(mktemp -d) && export DOCKER_CONFIG && trap 'rm -rf "
@@ -504,8 +497,6 @@ def misfit(words: str, lock: str) -> str:
             f"it is built for {architecture or 'an unknown architecture'}, but the hosts are "
             f"{ARCHITECTURE}"
         )
-    return (
-        f"its versions are {theirs}, but the config's platform has {lock}"
-        if theirs not in (*NOBODY, lock)
-        else ""
-    )
+    if theirs not in (*NOBODY, lock):
+        return f"its versions are {theirs}, but the config's platform has {lock}"
+    return ""

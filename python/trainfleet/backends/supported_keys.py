@@ -26,11 +26,9 @@ LOCAL, CREATED = "local", "parallelcluster"  # CREATED: Slurm on a cluster that 
 
 def kind_of(config: Config) -> str:
     """Returns the config's backend name as the schema spells it."""
-    return (
-        CREATED
-        if config.fleet.backend == "slurm" and config.fleet.slurm.create
-        else config.fleet.backend
-    )
+    if config.fleet.backend == "slurm" and config.fleet.slurm.create:
+        return CREATED
+    return config.fleet.backend
 
 
 @cache
@@ -39,10 +37,8 @@ def table() -> dict[str, tuple[tuple[str, ...], Any]]:
 
     A key without a list of backends inherits its group's list.
     """
-    rows, groups = (
-        dict[str, tuple[tuple[str, ...], Any]](),
-        dict[tuple[str, ...], tuple[str, ...]](),
-    )
+    rows = dict[str, tuple[tuple[str, ...], Any]]()
+    groups = dict[tuple[str, ...], tuple[str, ...]]()
     for key, part in walk(load_schema()):
         backends = tuple(part.get("backends", ())) or groups.get(key[:-1], ())
         if is_group(part):

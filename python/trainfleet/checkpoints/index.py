@@ -128,8 +128,11 @@ def judged(store: CheckpointStore, step: int) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        why = f"{error}: it was damaged before its checksums were computed, or was tampered with"
-        raise Broken("can't be trusted", where=store.address(step), why=why) from error
+        raise Broken(
+            "can't be trusted",
+            where=store.address(step),
+            why=f"{error}: it was damaged before its checksums were computed, or was tampered with",
+        ) from error
 
 
 def parse(data: bytes, files: Mapping[str, FileSum]) -> CheckpointIndex:

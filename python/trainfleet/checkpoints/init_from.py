@@ -105,11 +105,12 @@ def require(address: str, config: Config) -> None:
         and (loose := sorted(folder.glob("*.safetensors")))
         and not NAME.fullmatch(folder.name)
     ):
-        why, then = (
-            f"it has {loose[0].name}, but no file that describes its model",
-            "download the folder again",
+        raise RunError(
+            f"lacks {shapes.CONFIG}",
+            where=address,
+            why=f"it has {loose[0].name}, but no file that describes its model",
+            next="download the folder again",
         )
-        raise RunError(f"lacks {shapes.CONFIG}", where=address, why=why, next=then)
     else:
         require_checkpoint(address, config)
 
@@ -179,21 +180,18 @@ def locate(address: str) -> tuple[CheckpointStore, int]:
     parent, _, name = address.rstrip("/").rpartition("/")
     if match := NAME.fullmatch(name):
         return CheckpointStore(parent or "."), int(match[1])
-    inside, broken = (
-        [] if address.startswith(SCHEME) else [str(Run(Path(address)).checkpoints)],
-        list[ListedCheckpoint](),
-    )
+    inside = [] if address.startswith(SCHEME) else [str(Run(Path(address)).checkpoints)]
+    broken = list[ListedCheckpoint]()
     for store in map(CheckpointStore, [*inside, address]):
         entries = list(store.look())
         if whole := [entry.step for entry in entries if not entry.fault]:
             return store, whole[-1]
         broken += entries
     if broken:
-        why = f"{broken[-1].address}: {broken[-1].fault}"
         raise RunError(
             "has no complete checkpoint",
             where=address,
-            why=why,
+            why=f"{broken[-1].address}: {broken[-1].fault}",
             next="copy it again, or use another one",
         )
     raise RunError(

@@ -281,11 +281,9 @@ def jump(commit: Commit, config: Config, where: str) -> str:
         new, **{name: given[f"train.{name}"] for name in vars(new) if f"train.{name}" in given}
     )
     try:
-        was, due, now = (
-            learning_rate(old, step),
-            learning_rate(old, step + 1),
-            learning_rate(new, step + 1),
-        )
+        was = learning_rate(old, step)
+        due = learning_rate(old, step + 1)
+        now = learning_rate(new, step + 1)
     except (
         TypeError,
         LookupError,

@@ -251,15 +251,14 @@ class CheckpointStore:
     def _numbers(self, name: re.Pattern[str]) -> list[int]:
         folder = self.files.folder
         if self.dot and folder.is_symlink() and untrusted_input.is_sealed(folder):
-            why = (
-                "links in a run's folder are not followed, because another user may have created "
-                "the folder"
+            raise RunError(
+                "is a link",
+                where=str(folder),
+                why="links in a run's folder are not followed, because another user may have "
+                "created the folder",
+                next=f"run rm {folder}, rename the link's target to {folder.parent.name}, and set "
+                "checkpoint.path to its parent folder",
             )
-            then = (
-                f"run rm {folder}, rename the link's target to {folder.parent.name}, and set "
-                "checkpoint.path to its parent folder"
-            )
-            raise RunError("is a link", where=str(folder), why=why, next=then)
         return sorted(int(match[1]) for match in map(name.fullmatch, self.files.folders()) if match)
 
 

@@ -85,10 +85,8 @@ def pair_bandwidths(device: Device, size: int) -> list[tuple[int, int, float]]:
     size = min(max(size, 4 * SMALLEST), 1 << 28) // 4
     local, local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     mine = dist.get_rank() // local_size
-    out, back = (
-        torch.ones(size, device=device.torch_device),
-        torch.empty(size, device=device.torch_device),
-    )
+    out = torch.ones(size, device=device.torch_device)
+    back = torch.empty(size, device=device.torch_device)
     found: list[tuple[int, int, float]] = []
     for number, partners in enumerate(tournament(nodes())):
         if number == ROUNDS:

@@ -66,11 +66,9 @@ class Core(Device):
         Returns NaN for an unknown core, so that no MFU is reported.
         """
         core = node_types.local_accelerator()
-        return (
-            float("nan")
-            if core is None
-            else core.peak("bf16" if dtype == torch.bfloat16 else "fp32")
-        )
+        if core is None:
+            return float("nan")
+        return core.peak("bf16" if dtype == torch.bfloat16 else "fp32")
 
 
 class Neuron(Core):

@@ -92,11 +92,10 @@ def enter(folder: Path, order: int, least: int = 0) -> int:
     """
     newest = current(folder)
     if newest.order > order:
-        why = f"attempt {newest.number} has already started; this attempt had order {order}"
         raise Fenced(
             "a newer attempt replaced this one before it started",
             where=platform.node(),
-            why=why,
+            why=f"attempt {newest.number} has already started; this attempt had order {order}",
             next="make logs",
         )
     if newest.number == order and not least and claim(_folder(folder) / f"{order}.taken", ""):

@@ -96,11 +96,9 @@ class Kernel:
             for when, line in messages or ()
             if when >= self.began and TELLING.search(line)
         ][-LINES:]
-        now, killed, of_all = (
-            time.time(),
-            oom_kills() - self.kills,
-            all_oom_kills() - self.kills_of_all,
-        )
+        now = time.time()
+        killed = oom_kills() - self.kills
+        of_all = all_oom_kills() - self.kills_of_all
         if killed > 0:
             found.append(Message(now, f"memory.events: oom_kill {killed} in this control group"))
         if messages is None:

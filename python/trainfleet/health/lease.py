@@ -216,11 +216,9 @@ def _read(kind: type[T], path: Path) -> T | None:
     try:
         # Do not check the file size first, because a file system client may cache an old size.
         text = untrusted_input.read_text(path, MOST)[:ROOM]
-        return (
-            fit(kind, require_object(untrusted_input.parse_json(text, str(path))))
-            if text.strip()
-            else None
-        )
+        if text.strip():
+            return fit(kind, require_object(untrusted_input.parse_json(text, str(path))))
+        return None
     except FileNotFoundError:
         return None
     except InputError as error:
@@ -272,11 +270,11 @@ def require_vacant(folder: Path) -> None:
 
 def led_already(name: str, where: str) -> BackendError:
     """Returns the error for a run that another launcher leads."""
-    what, then = (
+    return BackendError(
         f"the run {name} is already running",
-        "run make logs FOLLOW=1 to see it, or make stop to end it",
+        where=where,
+        next="run make logs FOLLOW=1 to see it, or make stop to end it",
     )
-    return BackendError(what, where=where, next=then)
 
 
 @dataclass(frozen=True)

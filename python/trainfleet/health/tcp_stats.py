@@ -32,22 +32,30 @@ from ..trust.validation import fit
 FOLDER, EVERY = "heartbeats", 5.0  # seconds between records
 PEERS = 64  # maximum number of peers to record per node, busiest first
 # netlink's SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST | NLM_F_DUMP, NLMSG_DONE and NLMSG_ERROR
-DIAG, DUMP, DONE, ERROR = (20, 0x301, 3, 2)
+DIAG = 20
+DUMP = 0x301
+DONE = 3
+ERROR = 2
 # INET_DIAG_INFO, TCP_ESTABLISHED as a bit mask, NETLINK_SOCK_DIAG
 INFO, ESTABLISHED, NETLINK = 2, 1 << 1, 4
 # sizes of nlmsghdr, inet_diag_req_v2 and inet_diag_msg
-HEAD, ASKED, BODY = (struct.Struct("<IHHII"), struct.Struct("<BBBBI48x"), 72)
+HEAD = struct.Struct("<IHHII")
+ASKED = struct.Struct("<BBBBI48x")
+BODY = 72
 RTT, RETRANSMITTED, SENT = 68, 100, 156  # offsets in tcp_info: µs, segments, data segments
 MAPPED = "::ffff:"  # prefix of IPv4 addresses in IPv6 sockets
 FEW = 20  # minimum number of packets needed to judge a link
 # A link is slow if its RTT exceeds that of the other links by both this factor and this many
 # milliseconds.
-SLOW_TIMES, SLOW_MS = (5.0, 5.0)
+SLOW_TIMES = 5.0
+SLOW_MS = 5.0
 # Thresholds beyond which a link is bad on any network, even if the run is not slower.
-CLEARLY_SLOW_MS, CLEARLY_LOSSY = (100.0, 0.02)
+CLEARLY_SLOW_MS = 100.0
+CLEARLY_LOSSY = 0.02
 # A link is lossy if its retransmission rate exceeds both this multiple of the other links' rate and
 # this absolute rate.
-LOSSY_TIMES, LOSSY = (5.0, 0.01)
+LOSSY_TIMES = 5.0
+LOSSY = 0.01
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,8 @@ SLOW_LOOKS = 30  # consecutive slow heartbeats before a rank counts as a straggl
 # same until the next step is logged.
 SLOW_READINGS = 3
 # The run counts as slow if its last RECENT steps take over ITSELF times as long as its best.
-RECENT, ITSELF = (32, 1.5)
+RECENT = 32
+ITSELF = 1.5
 BUSY_SHARE = 0.2  # maximum share of the time to spend reading heartbeats
 HEARD, MOVED = attrgetter("heard"), attrgetter("moved")
 
@@ -233,11 +234,12 @@ class Watchdog:
         ):
             return None
         rank, seen = worst.beat.rank, stage(worst.beat)
-        words = (
+        return Alarm(
             f"silent rank {rank}: no heartbeat for {quiet:.0f} s, last seen in {seen}; the "
-            "others wait for it"
+            "others wait for it",
+            rank,
+            worst.beat.node,
         )
-        return Alarm(words, rank, worst.beat.node)
 
     def _stuck(self) -> Alarm | None:
         """Returns an alarm if all ranks are alive, but none has made progress for longer than its
@@ -316,12 +318,10 @@ class Sentry:
     def __init__(
         self, folder: Path, ranks: int, attempt: int, limits: Limits | None = None
     ) -> None:
-        self.folder, self.ranks, self.order, self.limits = (
-            folder,
-            ranks,
-            attempt,
-            limits or Limits(),
-        )
+        self.folder = folder
+        self.ranks = ranks
+        self.order = attempt
+        self.limits = limits or Limits()
         self.looked, self.pause = 0.0, EVERY / 2
         self.links, self.asked = dict[int, tcp_stats.NodeLinks](), 0.0
         self.suspects, self.named = set[int | None](), set[tuple[int | None, bool]]()
@@ -329,10 +329,8 @@ class Sentry:
 
     def _begin(self, number: int) -> None:
         self.number = number
-        self.beats, self.dog = (
-            Beats(self.folder, number),
-            Watchdog(self.ranks, time.monotonic(), self.limits),
-        )
+        self.beats = Beats(self.folder, number)
+        self.dog = Watchdog(self.ranks, time.monotonic(), self.limits)
 
     def look(self) -> Alarm | None:
         """Polls the heartbeats and returns an alarm if the job makes no progress.
@@ -391,11 +389,9 @@ class Sentry:
         now, slower = time.monotonic(), self.slower
         if now - self.asked < 2 * tcp_stats.EVERY:
             return {}
-        before, self.links, self.asked = (
-            self.links,
-            tcp_stats.read_links(self.folder, self.number),
-            now,
-        )
+        before = self.links
+        self.links = tcp_stats.read_links(self.folder, self.number)
+        self.asked = now
         found = tcp_stats.slow_nodes(before, self.links, slower) if before else {}
         how = f"; steps take {self.dog.slower:.1f} times as long as before" if slower else ""
         known = {node for node, was_slower in self.named if was_slower or not slower}

@@ -53,8 +53,17 @@ def command(ranks: int, hosts: Mapping[str, str] | None = None) -> str:
     if not hosts:
         return shlex.join(words)
     addresses = list(hosts.values())
-    meet = f"NEURON_RT_ROOT_COMM_ID={addresses[0]}:{PORT}"
-    return shlex.join(["env", meet, *words, "--nnodes", str(len(hosts)), "--hosts", *addresses])
+    return shlex.join(
+        [
+            "env",
+            f"NEURON_RT_ROOT_COMM_ID={addresses[0]}:{PORT}",
+            *words,
+            "--nnodes",
+            str(len(hosts)),
+            "--hosts",
+            *addresses,
+        ]
+    )
 
 
 def try_collectives(
@@ -110,11 +119,9 @@ def read(answer: Result | HostFailure | None) -> Collective | str:
         found = read_collectives(answer.stdout.splitlines())[-1]
     except InputError as error:
         return error.what
-    return (
-        found
-        if answer.exit_code == 0
-        else f"exit code {answer.exit_code} after this result: {describe(found, 0)}"
-    )
+    if answer.exit_code == 0:
+        return found
+    return f"exit code {answer.exit_code} after this result: {describe(found, 0)}"
 
 
 def describe(found: Collective, ranks: int) -> str:

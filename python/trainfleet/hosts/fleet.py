@@ -41,10 +41,9 @@ def open_fleet(config: Config) -> Transport:
     fleet.hosts is empty.
     """
     if not config.fleet.hosts:
-        message = "the ssh backend needs a list of your machines, e.g. [gpu-01, gpu-02]"
         raise ConfigError.of(
             "fleet.hosts",
-            message,
+            "the ssh backend needs a list of your machines, e.g. [gpu-01, gpu-02]",
             next="list them in config.yaml; only make plan works without them",
         )
     return Transport(hosts_of(config), config.fleet.ssh)
@@ -132,9 +131,11 @@ class Quarantine:
         try:
             return fit(dict[str, QuarantineEntry], record)
         except InputError as error:
-            why = f"{error.key}: {error.what}"
             raise BackendError(
-                "is not a quarantine list", where=str(self.path), why=why, next=f"cat {self.path}"
+                "is not a quarantine list",
+                where=str(self.path),
+                why=f"{error.key}: {error.what}",
+                next=f"cat {self.path}",
             ) from error
 
     def held(self, hosts: Iterable[Host]) -> dict[Host, QuarantineEntry]:

@@ -120,8 +120,10 @@ def _checked(shared: str, folders: Iterable[str]) -> str:
     """
     names = list(folders)
     if strange := [name for name in names if not re.fullmatch(FOLDER, name)]:
-        what = f"{strange[0]!a} is not a folder of a run or dataset"
-        raise BackendError(what, next="check name and data.name in its config")
+        raise BackendError(
+            f"{strange[0]!a} is not a folder of a run or dataset",
+            next="check name and data.name in its config",
+        )
     if not shared.startswith("/") or shared.strip("/") == "" or not shared.isprintable():
         raise BackendError(
             f"{shared!a} is not a valid shared folder", next="check fleet.shared_folder"

@@ -146,8 +146,11 @@ class Implausible(ValueError):
 
 def implausible(error: Implausible, asked: str) -> HostFailure:
     """Converts the error to a host failure. `asked` describes the response that was expected."""
-    then = "check that host; another program may be answering in its place"
-    return HostFailure("untrue", f"its answer is not {asked}: {error}", then)
+    return HostFailure(
+        "untrue",
+        f"its answer is not {asked}: {error}",
+        "check that host; another program may be answering in its place",
+    )
 
 
 def fitted(kind: type[T], text: str) -> T:

@@ -91,11 +91,9 @@ class Wanted:
         """Number of EFA interfaces that each node uses for Lustre, or 0 if it does not use Lustre
         over EFA.
         """
-        return (
-            node_types.lustre_efa(self.type, self.fleet.nodes)
-            if self.type and self.fleet.fsx.efa
-            else 0
-        )
+        if self.type and self.fleet.fsx.efa:
+            return node_types.lustre_efa(self.type, self.fleet.nodes)
+        return 0
 
     @property
     def fabric(self) -> str:
@@ -180,20 +178,20 @@ def nvidia(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
         len(found) == 1 and is_within(found[0], platform.nvidia_least, platform.nvidia_below)
     ):
         return
-    fabric = "fabric" if wanted.type and wanted.type.is_switched else ""
     words = (
         platform.nvidia_least,
         platform.nvidia_below,
         platform.nvidia,
         platform.kernel_modules,
-        fabric,
+        "fabric" if wanted.type and wanted.type.is_switched else "",
     )
     before = f", but older than {platform.nvidia_below}" if platform.nvidia_below != "-" else ""
-    why = (
+    yield InstallStep(
+        "nvidia.sh",
+        tuple(filter(None, words)),
         f"driver {', '.join(found) or 'missing'}; the platform needs {platform.nvidia_least} or "
-        f"newer{before}"
+        f"newer{before}",
     )
-    yield InstallStep("nvidia.sh", tuple(filter(None, words)), why)
 
 
 def neuron(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
@@ -297,9 +295,8 @@ def fsx(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
     fsx = wanted.fleet.fsx
     if why := _unmounted(facts, wanted):
         source = f"{fsx.dns_name}@tcp:/{fsx.mount_name}"
-        yield InstallStep(
-            "fsx.sh", (source, fsx.mount_point, *(["efa"] if wanted.lustre_efa else [])), why
-        )
+        efa = ["efa"] if wanted.lustre_efa else []
+        yield InstallStep("fsx.sh", (source, fsx.mount_point, *efa), why)
 
 
 def _unmounted(facts: Facts, wanted: Wanted) -> str:

@@ -137,9 +137,11 @@ def one_name_each(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
                 "remove one of them from fleet.hosts",
             )
         else:
-            message = f"its host name {fact.hostname} is also that of {names}"
             yield Finding(
-                host, "name", message, "on that host, run: sudo hostnamectl set-hostname ANOTHER"
+                host,
+                "name",
+                f"its host name {fact.hostname} is also that of {names}",
+                "on that host, run: sudo hostnamectl set-hostname ANOTHER",
             )
 
 
@@ -153,11 +155,10 @@ def one_address_each(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
         if twins := [
             other.name for other, theirs in addresses.items() if theirs == address and other != host
         ]:
-            message = f"its address {address} is also that of {', '.join(twins)}"
             yield Finding(
                 host,
                 "address",
-                message,
+                f"its address {address} is also that of {', '.join(twins)}",
                 f"on that host, run: ip -o addr; find the interface with {address}",
             )
 
@@ -184,11 +185,10 @@ def root(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
             step.name for step in steps(fact, wanted, head=host == head) if step.root
         )
         if needed and not fact.root:
-            message = f"{fact.user} needs passwordless sudo for: {needed}"
             yield Finding(
                 host,
                 "sudo",
-                message,
+                f"{fact.user} needs passwordless sudo for: {needed}",
                 "on that host, run: sudo visudo; or set another fleet.ssh.user",
             )
 
@@ -197,11 +197,11 @@ def disk(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     """Checks that the root disk has enough free space."""
     for host, fact in facts.items():
         if fact.space_gb < LEAST_DISK_GB:
-            message = (
-                f"its root disk has {fact.space_gb:.1f} GB free; {LEAST_DISK_GB:.0f} GB required"
-            )
             yield Finding(
-                host, "disk", message, "on that host, run: sudo du -xh / | sort -h | tail"
+                host,
+                "disk",
+                f"its root disk has {fact.space_gb:.1f} GB free; {LEAST_DISK_GB:.0f} GB required",
+                "on that host, run: sudo du -xh / | sort -h | tail",
             )
 
 
@@ -215,11 +215,13 @@ def system(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
             if step.script not in PORTABLE
         ]
         if needs and fact.os not in SUPPORTED:
-            message = (
+            yield Finding(
+                host,
+                "system",
                 f"runs {fact.os or 'an unknown system'}; setup does not support it for: "
-                f"{', '.join(needs)}"
+                f"{', '.join(needs)}",
+                f"use one of: {', '.join(SUPPORTED)}",
             )
-            yield Finding(host, "system", message, f"use one of: {', '.join(SUPPORTED)}")
 
 
 def mounted(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
@@ -238,14 +240,11 @@ def mounted(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     for host in facts:
         kind, where = mounts.get(host, ("no file system", "/"))
         if (kind, where) != usual:
-            message = (
-                f"{wanted.fleet.shared_folder} is on {kind} at {where}; most nodes have it on "
-                f"{usual[0]} at {usual[1]}"
-            )
             yield Finding(
                 host,
                 "mount",
-                message,
+                f"{wanted.fleet.shared_folder} is on {kind} at {where}; most nodes have it on "
+                f"{usual[0]} at {usual[1]}",
                 "mount the file system on that host, or set fleet.fsx to let make setup mount it",
             )
 
@@ -255,9 +254,12 @@ def quick(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     usual = statistics.median(fact.seconds for fact in facts.values()) if facts else 0.0
     for host, fact in facts.items():
         if len(facts) > 1 and fact.seconds > max(SLOW_SECONDS, SLOW_FACTOR * usual):
-            message = f"takes {fact.seconds:.1f} s to respond; the other nodes take {usual:.1f} s"
             yield Finding(
-                host, "slow", message, "on that host, run: top; ip -s link", blames_host=True
+                host,
+                "slow",
+                f"takes {fact.seconds:.1f} s to respond; the other nodes take {usual:.1f} s",
+                "on that host, run: top; ip -s link",
+                blames_host=True,
             )
 
 
@@ -281,11 +283,10 @@ def interpreter(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     """
     for host, fact in facts.items():
         if wanted.fleet.python and not fact.python:
-            message = f"{wanted.fleet.python} (fleet.python) is missing or not executable"
             yield Finding(
                 host,
                 "python",
-                message,
+                f"{wanted.fleet.python} (fleet.python) is missing or not executable",
                 "set another fleet.python, or remove it to let make setup build an environment",
             )
 
@@ -295,10 +296,8 @@ def loggers(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
     `interpreter` and `set_up` report a missing Python. Container images include the packages.
     """
-    python, names = (
-        wanted.interpreter,
-        wanted.config.train.loggers if wanted.fleet.container == "none" else (),
-    )
+    python = wanted.interpreter
+    names = wanted.config.train.loggers if wanted.fleet.container == "none" else ()
     for host, fact in facts.items():
         there = (
             fact.python if wanted.fleet.python else f"{wanted.environment}/.complete" in fact.has
@@ -306,11 +305,10 @@ def loggers(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
         if there and (
             missing := [name for name in names if f"{name} {python}" not in fact.loggers]
         ):
-            message = f"{', '.join(missing)} (train.loggers) is not installed for {python}"
             yield Finding(
                 host,
                 "logger",
-                message,
+                f"{', '.join(missing)} (train.loggers) is not installed for {python}",
                 f"on that host, run: {python} -m pip install {' '.join(missing)}",
             )
 
@@ -358,12 +356,17 @@ def gpus(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
             )
             # extra GPUs mean that the config is wrong, not the node
             more = len(fact.gpus) > expected
-            remedy = (
-                "correct fleet.accelerator.per_node"
-                if more
-                else "on that host, run: nvidia-smi; dmesg; then replace it"
+            yield Finding(
+                host,
+                "gpus",
+                message,
+                (
+                    "correct fleet.accelerator.per_node"
+                    if more
+                    else "on that host, run: nvidia-smi; dmesg; then replace it"
+                ),
+                blames_host=not more,
             )
-            yield Finding(host, "gpus", message, remedy, blames_host=not more)
 
 
 def alike(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
@@ -391,14 +394,11 @@ def rails(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
         if 0 < count < usual:
             down = ", ".join(port.adapter for port in facts[host].ports if not port.active)
             other = f"; down: {down}" if down else ""
-            message = (
-                f"{count} {probe.WORDS[wanted.fabric]} ports are active; most nodes have "
-                f"{usual}{other}"
-            )
             yield Finding(
                 host,
                 "rails",
-                message,
+                f"{count} {probe.WORDS[wanted.fabric]} ports are active; most nodes have "
+                f"{usual}{other}",
                 "on that host, run: ibstat; ip -s link; then check the cable",
                 blames_host=True,
             )
@@ -449,8 +449,13 @@ def memory(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     for host, fact in facts.items():
         gib = fact.memory_kib / 2**20
         if row and gib < MEMORY_SHARE * row.memory_gib:
-            message = f"has {gib:.0f} GiB of memory, but a {row.name} has {row.memory_gib}"
-            yield Finding(host, "memory", message, "check fleet.instance_type", blames_host=True)
+            yield Finding(
+                host,
+                "memory",
+                f"has {gib:.0f} GiB of memory, but a {row.name} has {row.memory_gib}",
+                "check fleet.instance_type",
+                blames_host=True,
+            )
 
 
 def room(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
@@ -501,11 +506,10 @@ def mtu(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     usual = Counter(sizes.values()).most_common(1)[0][0] if sizes else 0
     for host, size in sizes.items():
         if size != usual:
-            message = f"its network card has an MTU of {size} bytes; most nodes have {usual}"
             yield Finding(
                 host,
                 "mtu",
-                message,
+                f"its network card has an MTU of {size} bytes; most nodes have {usual}",
                 f"on that host, run: sudo ip link set {facts[host].card(host)} mtu {usual}",
             )
 
@@ -519,8 +523,12 @@ def names(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     for host, fact in facts.items():
         lost = [name for name in (*by_name, fact.hostname) if name not in fact.resolves]
         if lost:
-            message = f"does not resolve {', '.join(lost[:4])}{' ...' if len(lost) > 4 else ''}"
-            yield Finding(host, "names", message, "add them to /etc/hosts on that host")
+            yield Finding(
+                host,
+                "names",
+                f"does not resolve {', '.join(lost[:4])}{' ...' if len(lost) > 4 else ''}",
+                "add them to /etc/hosts on that host",
+            )
 
 
 def clock(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
@@ -532,10 +540,8 @@ def clock(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     if len(facts) < 2:
         return
     remedy = "sudo systemctl restart chrony (Amazon Linux: chronyd)"
-    offsets, slowest = (
-        [fact.clock_offset for fact in facts.values()],
-        max(fact.seconds for fact in facts.values()),
-    )
+    offsets = [fact.clock_offset for fact in facts.values()]
+    slowest = max(fact.seconds for fact in facts.values())
     usual = usual_clock([*offsets, 0.0], CLOCK_TOLERANCE + slowest)
     if usual is None:
         message = (
@@ -573,8 +579,12 @@ def others_folder(facts: FleetFacts, wanted: Wanted) -> Finding | None:
     theirs = next((fact for fact in shut if fact.owner not in ("", "root", fact.user)), None)
     if theirs is None:
         return None
-    message = f"{folder} belongs to {theirs.owner}, but each user needs a separate folder"
-    return Finding(None, "shared", message, f"set fleet.shared_folder: {folder}-{theirs.user}")
+    return Finding(
+        None,
+        "shared",
+        f"{folder} belongs to {theirs.owner}, but each user needs a separate folder",
+        f"set fleet.shared_folder: {folder}-{theirs.user}",
+    )
 
 
 def shared(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
@@ -590,11 +600,10 @@ def shared(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
                 if fact.shared
                 else ""
             )
-            message = f"{folder} is {fact.shared_folder or 'missing'}{on}"
             yield Finding(
                 host,
                 "shared",
-                message,
+                f"{folder} is {fact.shared_folder or 'missing'}{on}",
                 f"on that host, run: findmnt -T {folder}; touch {folder}/x",
             )
 
@@ -609,14 +618,11 @@ def disk_for_checkpoints(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]
         return
     for host, fact in facts.items():
         if fact.shared and (free := fact.shared.free_kib * 1024) < one:
-            message = (
-                f"{wanted.fleet.shared_folder} has {free / 1e9:,.1f} GB free, but a "
-                f"checkpoint takes {one / 1e9:,.1f} GB"
-            )
             yield Finding(
                 host,
                 "space",
-                message,
+                f"{wanted.fleet.shared_folder} has {free / 1e9:,.1f} GB free, but a "
+                f"checkpoint takes {one / 1e9:,.1f} GB",
                 "free some space, or set checkpoint.path to s3://bucket/prefix",
             )
 

@@ -94,10 +94,8 @@ def load_platform(name: str) -> PinnedPlatform:
     lock = _read()
     platforms = lock["platforms"]
     if name not in platforms:
-        what, then = (
-            f"unknown platform {name}; the lock has {', '.join(platforms)}",
-            f"see fleet.platform in {page('schema/README.md')}",
-        )
+        what = f"unknown platform {name}; the lock has {', '.join(platforms)}"
+        then = f"see fleet.platform in {page('schema/README.md')}"
         raise TrainfleetError(what, where=str(LOCK), next=then)
     keys = tuple((key, str(entry["fingerprint"])) for key, entry in lock["keys"].items())
     return replace(_build(name, platforms[name]), keys=keys, read=str(lock.get("read", "")))
@@ -117,8 +115,12 @@ def _read() -> dict[str, Any]:
         lock: dict[str, Any] = yaml.safe_load(LOCK.read_text(encoding="utf-8"))
         return {key: lock[key] for key in ("read", "keys", "systems", "platforms")}
     except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
-        what, then = "can't read the version lock", f"git checkout {LOCK}"
-        raise TrainfleetError(what, where=str(LOCK), why=str(error), next=then) from error
+        raise TrainfleetError(
+            "can't read the version lock",
+            where=str(LOCK),
+            why=str(error),
+            next=f"git checkout {LOCK}",
+        ) from error
 
 
 def _build(name: str, entry: dict[str, Any]) -> PinnedPlatform:
@@ -227,8 +229,11 @@ def require_pins(wanted: Sequence[Pin]) -> None:
     Setup calls this before it creates any resources.
     """
     if wrong := report_pins(wanted):
-        then = "correct docker/platforms.lock.yaml, or set OFFLINE=1 to skip this check"
-        raise BackendError(f"{len(wrong)} pinned versions are unavailable", why=wrong[0], next=then)
+        raise BackendError(
+            f"{len(wrong)} pinned versions are unavailable",
+            why=wrong[0],
+            next="correct docker/platforms.lock.yaml, or set OFFLINE=1 to skip this check",
+        )
 
 
 def wheels(platform: PinnedPlatform, python: str) -> Iterator[Pin]:
@@ -248,11 +253,10 @@ def wheels(platform: PinnedPlatform, python: str) -> Iterator[Pin]:
         )
     for index, name, version, sum_ in rows:
         stem = f"{name.replace('-', '_')}-{re.escape(version)}"
-        file = rf"\b{stem}((%2B|\+)[\w.]+)?-({tag}|py3)-\w+-(any|\w*linux\w*x86_64)\.whl{sum_}"
         yield Pin(
             f"{name} {version} for Python {python}{sum_ and ' with the locked hash'}",
             f"{index}/{name}/",
-            file,
+            rf"\b{stem}((%2B|\+)[\w.]+)?-({tag}|py3)-\w+-(any|\w*linux\w*x86_64)\.whl{sum_}",
         )
 
 

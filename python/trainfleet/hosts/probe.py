@@ -118,11 +118,9 @@ def _joined(facts: Facts) -> str:
         return f"; each pair has {found.fewest} NVLinks" + (
             " or more" if found.most > found.fewest else ""
         )
-    return (
-        "; some pairs are connected by NVLink, others only by PCIe"
-        if found.most
-        else "; connected by PCIe, without NVLink"
-    )
+    if found.most:
+        return "; some pairs are connected by NVLink, others only by PCIe"
+    return "; connected by PCIe, without NVLink"
 
 
 def _ports(facts: Facts) -> Iterator[str]:

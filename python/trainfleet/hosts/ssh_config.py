@@ -120,13 +120,10 @@ def read(ssh: SshConfig, host: Host | None = None) -> SSHConfig:
     home = Path("~/.ssh").expanduser().resolve()
     for line in _lines_of(ssh):
         if line.is_command and not line.path.resolve().is_relative_to(home):
-            what = (
-                "has a ProxyCommand, which runs a program on this machine; only files in ~/.ssh "
-                "may have one"
-            )
             raise _refusal(
                 line,
-                what,
+                "has a ProxyCommand, which runs a program on this machine; only files in ~/.ssh "
+                "may have one",
                 "set fleet.ssh.jump to use a jump host, or move the file to ~/.ssh",
             )
     said = _said(ssh, host) if host else {}
@@ -175,8 +172,11 @@ def expanded(path: str, key: str) -> Path:
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
-        what = f"{untrusted_input.show(path)} is in the home folder of an unknown user"
-        raise ConfigError.of(key, what, next=f"make plan SET='{key}=/path/to/the/file'") from error
+        raise ConfigError.of(
+            key,
+            f"{untrusted_input.show(path)} is in the home folder of an unknown user",
+            next=f"make plan SET='{key}=/path/to/the/file'",
+        ) from error
 
 
 def runs_programs(ssh: SshConfig) -> bool:
@@ -243,8 +243,6 @@ def _refusal(line: ConfigLine, what: str, then: str) -> ConfigError:
 
 
 STATE = Path(".fleet")
-
-
 # key types that paramiko can verify
 TYPES = re.compile("ssh-ed25519|ssh-rsa|ecdsa-sha2-nistp(256|384|521)")
 REVOKED, AUTHORITY = "@revoked", "@cert-authority"
@@ -441,7 +439,11 @@ class KnownHosts:
                 except FileNotFoundError:
                     continue
                 except OSError as error:
-                    what, then = "can't read the known host keys", f"ls -l {path}"
-                    raise BackendError(what, where=str(path), why=str(error), next=then) from error
+                    raise BackendError(
+                        "can't read the known host keys",
+                        where=str(path),
+                        why=str(error),
+                        next=f"ls -l {path}",
+                    ) from error
             self._lines = lines
         return self._lines

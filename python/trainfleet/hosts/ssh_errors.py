@@ -60,8 +60,11 @@ def explain(
             )
             return HostFailure("unknown-key", f"{_key(host, error)} is not known yet{signed}", then)
         case paramiko.BadHostKeyException():
-            why = "its host key differs from the known one: reinstalled, or another host answers"
-            return HostFailure("host-key", why, forget(host, known))
+            return HostFailure(
+                "host-key",
+                "its host key differs from the known one: reinstalled, or another host answers",
+                forget(host, known),
+            )
         case paramiko.PasswordRequiredException():
             return locked(ssh)
         case paramiko.AuthenticationException() if not is_late(error):
@@ -92,11 +95,9 @@ def _key(host: Host, error: UnknownKey) -> str:
     Includes the name in known_hosts if it differs from the host's address.
     """
     is_own = error.name in (host.address, f"[{host.address}]:{host.port}")
-    return (
-        f"its host key {error.fingerprint}"
-        if is_own
-        else f"the host key {error.fingerprint} of {error.name}"
-    )
+    if is_own:
+        return f"its host key {error.fingerprint}"
+    return f"the host key {error.fingerprint} of {error.name}"
 
 
 def is_late(error: Exception) -> bool:
@@ -142,8 +143,11 @@ def locked(ssh: SshConfig) -> HostFailure:
         )
     mine = sorted(path.with_suffix("") for path in Path("~/.ssh").expanduser().glob("id_*.pub"))
     names = ", ".join(f"~/.ssh/{path.name}" for path in mine) or "in ~/.ssh"
-    message = f"the SSH agent has no key for it, and your key ({names}) has a passphrase"
-    return HostFailure("auth", message, "run ssh-add, then run the same command again")
+    return HostFailure(
+        "auth",
+        f"the SSH agent has no key for it, and your key ({names}) has a passphrase",
+        "run ssh-add, then run the same command again",
+    )
 
 
 def _words(error: Exception) -> str:

@@ -57,11 +57,9 @@ class Builder:
         if shutil.which(self.name) is None:
             return "is not installed"
         said = self.run("version" if self.name == "buildah" else "info")
-        return (
-            ""
-            if said.returncode == 0
-            else f"does not work: {last_line(said.stderr or said.stdout)}"
-        )
+        if said.returncode == 0:
+            return ""
+        return f"does not work: {last_line(said.stderr or said.stdout)}"
 
     def build(
         self, reference: str, arguments: Mapping[str, str], secrets: Mapping[str, str], context: str
@@ -148,14 +146,18 @@ def choose() -> tuple[Builder, str]:
         if not (why := builder.works()):
             return builder, "; ".join(refused)
         refused.append(f"{builder.name} {why}")
-    then = "apt-get install buildah, or start the Docker daemon: systemctl start docker"
-    raise ImageError("this machine has no working image builder", why="; ".join(refused), next=then)
+    raise ImageError(
+        "this machine has no working image builder",
+        why="; ".join(refused),
+        next="apt-get install buildah, or start the Docker daemon: systemctl start docker",
+    )
 
 
 def _of_buildah(text: str) -> FoundImage | None:
     record = _record(text)
     image, manifest = record.get("OCIv1") or {}, _record(str(record.get("Manifest") or "{}"))
-    labels, layers = (image.get("config") or {}).get("Labels") or {}, manifest.get("layers") or ()
+    labels = (image.get("config") or {}).get("Labels") or {}
+    layers = manifest.get("layers") or ()
     return FoundImage(
         labels,
         str(image.get("architecture", "")),

@@ -322,9 +322,11 @@ def package_sources(say: Say) -> dict[str, str]:
         values.get("no-index", "").lower() in ("1", "true", "yes", "on")
         and "find-links" not in values
     ):
-        then = "serve the folder of wheels over HTTP, and set find-links to its address"
-        what = "pip's no-index is set, and the build can't reach any other package source"
-        raise ImageError(what, where=found["places"]["no-index"], next=then)
+        raise ImageError(
+            "pip's no-index is set, and the build can't reach any other package source",
+            where=found["places"]["no-index"],
+            next="serve the folder of wheels over HTTP, and set find-links to its address",
+        )
     return values
 
 
@@ -356,11 +358,9 @@ def commit_of(root: Path = ROOT) -> str:
         )
         for words in (("rev-parse", "HEAD"), ("status", "--porcelain"))
     ]
-    return (
-        said[0].stdout.strip() + ("+" if said[1].stdout.strip() else "")
-        if said[0].returncode == 0
-        else "unknown"
-    )
+    if said[0].returncode == 0:
+        return said[0].stdout.strip() + ("+" if said[1].stdout.strip() else "")
+    return "unknown"
 
 
 class BuildSteps:

@@ -69,11 +69,9 @@ class Registry:
         """Returns the registry in an image name, or None if the image is not in ECR."""
         host, _, rest = reference.partition("/")
         match = HOST.fullmatch(host)
-        return (
-            cls(Calls(match[2]), match[1], rest.partition("@")[0].partition(":")[0])
-            if match and rest
-            else None
-        )
+        if match and rest:
+            return cls(Calls(match[2]), match[1], rest.partition("@")[0].partition(":")[0])
+        return None
 
     def name(self, tag: str) -> str:
         return f"{self.host}/{self.repository}:{tag}"
@@ -129,10 +127,8 @@ class Registry:
     def _stored(self, text: str, tag: str) -> FoundImage:
         try:
             manifest: Any = parse_json(text, self.name(tag))
-            digest, size = (
-                str(manifest["config"]["digest"]),
-                sum(int(layer["size"]) for layer in manifest["layers"]),
-            )
+            digest = str(manifest["config"]["digest"])
+            size = sum(int(layer["size"]) for layer in manifest["layers"])
             address = self.calls(
                 "ecr",
                 "GetDownloadUrlForLayer",
@@ -147,10 +143,8 @@ class Registry:
             }
             return FoundImage(labels, str(config.get("architecture", "")), (size,))
         except (InputError, KeyError, TypeError, ValueError, AttributeError, OSError) as error:
-            why, then = (
-                f"{type(error).__name__}: {error}",
-                "run make push, or set another fleet.container",
-            )
+            why = f"{type(error).__name__}: {error}"
+            then = "run make push, or set another fleet.container"
             raise ImageError(
                 "is not a readable image", where=self.name(tag), why=why, next=then
             ) from error
@@ -185,10 +179,8 @@ class Registry:
                 f"--repository-name {self.repository} --image-tag-mutability IMMUTABLE "
                 f"--region {self.calls.region}"
             )
-            where, then = (
-                str(found.get("repositoryUri", self.repository)),
-                f"aws ecr put-image-tag-mutability {options}",
-            )
+            where = str(found.get("repositoryUri", self.repository))
+            then = f"aws ecr put-image-tag-mutability {options}"
             raise ImageError(
                 "has mutable tags, which make push does not support",
                 where=where,
@@ -268,12 +260,11 @@ class Registry:
         user, password = self.token()
         said = builder.login(self.host, user, password)
         if said.returncode:
-            then = "allow ecr:GetAuthorizationToken, then try aws ecr describe-repositories"
             raise ImageError(
                 "the registry refused the login",
                 where=self.host,
                 why=last_line(said.stderr),
-                next=then,
+                next="allow ecr:GetAuthorizationToken, then try aws ecr describe-repositories",
             )
         for words in builder.push(recipe.reference, target):
             run_builder(builder, words, f"can't push {target}", PUSHES)
@@ -294,8 +285,10 @@ def require_content(stored: FoundImage, recipe: ImageRecipe, where: str) -> None
     if (said := stored.labels.get("org.opencontainers.image.version")) != recipe.tag:
         why = f"the tag in its label is {said or 'missing'}; it was pushed by hand"
         tag = where.rpartition(":")[2]
-        remedy = (
-            f"remove it: aws ecr batch-delete-image --repository-name {NAME} --image-ids "
-            f"imageTag={tag}"
+        raise ImageError(
+            "has this tag, but different content",
+            where=where,
+            why=why,
+            next=f"remove it: aws ecr batch-delete-image --repository-name {NAME} --image-ids "
+            f"imageTag={tag}",
         )
-        raise ImageError("has this tag, but different content", where=where, why=why, next=remedy)

@@ -112,10 +112,8 @@ def look(folder: Path) -> None:
 def _tell(folder: Path) -> None:
     if (device := folder.stat().st_dev) not in _told:
         _told.add(device)
-        what, then = (
-            "has no locks: one machine uses a local lock file, several machines use a lease",
-            "mount it with `-o flock` to get them",
-        )
+        what = "has no locks: one machine uses a local lock file, several machines use a lease"
+        then = "mount it with `-o flock` to get them"
         print(
             f"note: the file system of {folder.absolute()} {what}; on Lustre, {then}",
             flush=True,

@@ -95,18 +95,14 @@ def installing_package(package: str) -> str:
     # find_spec can't be used here: setuptools would mistake a search for pip for pip itself, and
     # torch.compile, which imports setuptools, would fail.
     has_pip = Path(sysconfig.get_path("purelib"), "pip").is_dir()
-    return (
-        f"{sys.executable} -m pip install {package}"
-        if has_pip
-        else f"uv pip install --python {sys.executable} {package}"
-    )
+    if has_pip:
+        return f"{sys.executable} -m pip install {package}"
+    return f"uv pip install --python {sys.executable} {package}"
 
 
-OF_BACKENDS, OF_PLACEMENTS, OF_BENCHES = (
-    "trainfleet.backends",
-    "trainfleet.placements",
-    "trainfleet.benches",
-)
+OF_BACKENDS = "trainfleet.backends"
+OF_PLACEMENTS = "trainfleet.placements"
+OF_BENCHES = "trainfleet.benches"
 
 
 @cache
@@ -131,10 +127,8 @@ def offered(group: str, name: str) -> object:
         try:
             return point.load()
         except Exception as error:  # importing a third-party package may raise any error
-            why, then = (
-                f"{type(error).__name__}: {error}",
-                f"fix or uninstall the package {point.dist.name if point.dist else ''}",
-            )
+            why = f"{type(error).__name__}: {error}"
+            then = f"fix or uninstall the package {point.dist.name if point.dist else ''}"
             raise BackendError(
                 "can't be loaded", where=f"{point.value} ({group}: {name})", why=why, next=then
             ) from error

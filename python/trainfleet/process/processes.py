@@ -133,7 +133,8 @@ JOB = "TRAINFLEET_JOB"  # variable that identifies a run's processes (hosts/host
 # (fleet.exclusive)
 ALONE = "TRAINFLEET_ALONE"
 # Prefix of every run's socket name, and the socket name of a run with exclusive use of the host
-ANNOUNCED, ONLY = ("trainfleet:", "trainfleet-alone")
+ANNOUNCED = "trainfleet:"
+ONLY = "trainfleet-alone"
 NAME = 107  # maximum bytes of a socket name (unix(7))
 PATIENCE = 5.0  # seconds to wait for a fenced run on this host to end
 _held: list[socket.socket] = []  # sockets to keep open for the lifetime of this process

@@ -73,11 +73,9 @@ class Run:
         self.stop = folder / "stop"
         self.logs = folder / "logs"
         self.checkpoints = folder / "checkpoints"
-        self.tensorboard, self.plots, self.profile = (
-            folder / "tensorboard",
-            folder / "plots",
-            folder / "profile",
-        )
+        self.tensorboard = folder / "tensorboard"
+        self.plots = folder / "plots"
+        self.profile = folder / "profile"
         self.rehearsal = folder / "rehearsal.json"
 
     @property
@@ -123,11 +121,10 @@ class Run:
         """
         results = read_json(self.results) or {}
         if isinstance(format_ := results.get("format"), int) and format_ > records.FORMAT:
-            why = f"its format is {format_}; this version reads up to {records.FORMAT}"
             raise RunError(
                 f"a newer trainfleet wrote {self.name}",
                 where=str(self.results),
-                why=why,
+                why=f"its format is {format_}; this version reads up to {records.FORMAT}",
                 next="git pull, then run the same command again",
             )
         return dict(fit(Results, results, str(self.results), remedy(self.results)))
@@ -377,16 +374,23 @@ def _open(path: Path) -> BinaryIO:
     if os.fstat(stream.fileno()).st_size <= LARGEST:
         return stream
     stream.close()
-    what = f"is larger than {LARGEST // 2**30} GiB, more than any run writes"
-    raise InputError(what, where=str(path), next=remedy(path))
+    raise InputError(
+        f"is larger than {LARGEST // 2**30} GiB, more than any run writes",
+        where=str(path),
+        next=remedy(path),
+    )
 
 
 def _checked(record: Any, check: Callable[[Any], Record], path: Path, number: int) -> Record:
     try:
         return check(record)
     except InputError as error:
-        then = f"correct the line, or remove it: sed -i {number}d {path}"
-        raise InputError(error.what, where=f"{path}:{number}", key=error.key, next=then) from error
+        raise InputError(
+            error.what,
+            where=f"{path}:{number}",
+            key=error.key,
+            next=f"correct the line, or remove it: sed -i {number}d {path}",
+        ) from error
 
 
 def whole_lines(path: Path, start: int) -> tuple[list[bytes], int]:

@@ -39,7 +39,9 @@ EVERY = 5.0  # seconds between two polls
 TO_END = 20.0  # seconds for the last poll
 ANSWER = 3.0  # connect and read timeout in seconds
 # limits per request; CloudWatch counts 26 additional bytes per line
-MOST_BYTES, MOST_LINES, BESIDE = (1_000_000, 10_000, 26)
+MOST_BYTES = 1_000_000
+MOST_LINES = 10_000
+BESIDE = 26
 LONGEST = 256 * 1024 - BESIDE  # maximum line size in bytes
 NEVER = (
     "AccessDeniedException",

@@ -370,10 +370,8 @@ def _end_silence(attempts: int, caught_exception: Exception | None, **_: Any) ->
 
 def _reason(answer: dict[str, Any]) -> str:
     """Returns why S3 refused a request, with the number of attempts."""
-    code, often = (
-        str(answer["Error"].get("Code")),
-        answer.get("ResponseMetadata", {}).get("RetryAttempts", 0) + 1,
-    )
+    code = str(answer["Error"].get("Code"))
+    often = answer.get("ResponseMetadata", {}).get("RetryAttempts", 0) + 1
     region = (
         answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("x-amz-bucket-region", "")
     )

@@ -32,7 +32,8 @@ from . import s3
 from .folder_sync import ASKED, FolderSync
 
 # environment variables: s3://bucket/prefix, and the run whose config the command reads
-BUCKET, RUN = ("TRAINFLEET_BUCKET", "TRAINFLEET_RUN")
+BUCKET = "TRAINFLEET_BUCKET"
+RUN = "TRAINFLEET_RUN"
 EVERY = 2.0  # seconds between two polls
 SIGN = 5.0  # seconds between two heartbeats
 TO_BEGIN = 600.0  # timeout in seconds to download the command's files

@@ -83,8 +83,10 @@ def require_room(root: Path, coming: int) -> None:
     """
     disk = next(folder for folder in (root, *root.absolute().parents) if folder.is_dir())
     if coming and shutil.disk_usage(disk).free - coming < SPARE:
-        why = f"less than {SPARE >> 30} GiB of this disk would remain free"
-        raise unwritable(root, OSError(errno.ENOSPC, why))
+        raise unwritable(
+            root,
+            OSError(errno.ENOSPC, f"less than {SPARE >> 30} GiB of this disk would remain free"),
+        )
 
 
 def remove(root: Path, name: str) -> None:

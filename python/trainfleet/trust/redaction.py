@@ -26,7 +26,8 @@ NAMES = "TRAINFLEET_SECRETS"
 HIDDEN = "***"
 # Minimum length of a secret value, and of a line within one. Redacting shorter strings would garble
 # ordinary text.
-LEAST, LEAST_LINE = (4, 8)
+LEAST = 4
+LEAST_LINE = 8
 # Minimum length of a value that is secret only because of its variable's name.
 LEAST_UNNAMED = 12
 WRAPPED = (64, 76)  # base64 line widths in RFC 7468 and RFC 2045

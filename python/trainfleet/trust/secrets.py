@@ -35,10 +35,10 @@ def take(environment: MutableMapping[str, str] = os.environ) -> None:
                 error, (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError)
             ):
                 raise
-            why, then = (
-                " ".join(str(error).split()),
+            why = " ".join(str(error).split())
+            then = (
                 "allow the job's role to read it: ssm:GetParameter, or "
-                "secretsmanager:GetSecretValue",
+                "secretsmanager:GetSecretValue"
             )
             raise BackendError(
                 f"the secret {name} can't be read", where=where, why=why, next=then

@@ -191,9 +191,10 @@ def decode(content: bytes, where: str) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
-        what = f"is not UTF-8 text: byte {error.start} is {content[error.start]:#04x}"
         raise InputError(
-            what, where=f"{where}:{line}", next=f"file {where}; {converting(content, error.start)}"
+            f"is not UTF-8 text: byte {error.start} is {content[error.start]:#04x}",
+            where=f"{where}:{line}",
+            next=f"file {where}; {converting(content, error.start)}",
         ) from error
 
 
@@ -341,11 +342,9 @@ def show(value: Any) -> str:
 
 def printable(text: str) -> str:
     r"""Escapes unprintable characters as \\uXXXX."""
-    return (
-        text
-        if unprintable(text) is None
-        else "".join(c if unprintable(c) is None else f"\\u{ord(c):04x}" for c in text)
-    )
+    if unprintable(text) is None:
+        return text
+    return "".join(c if unprintable(c) is None else f"\\u{ord(c):04x}" for c in text)
 
 
 def shortened(text: str, most: int = SHOWN) -> str:

@@ -102,10 +102,8 @@ class Login(Head):
         fleet = self.config.fleet
         if fleet.hosts:
             return self.config
-        address, user = (
-            Cluster(self.config).head(),
-            fleet.ssh.user or USERS[fleet.slurm.parallelcluster.os],
-        )
+        address = Cluster(self.config).head()
+        user = fleet.ssh.user or USERS[fleet.slurm.parallelcluster.os]
         ssh = replace(fleet.ssh, user=user)
         return replace(
             self.config,
@@ -461,11 +459,9 @@ class Slurm(Backend):
         number, words = max(
             ((number, words) for number, words in mine if words[4] == where), default=(0, [])
         )
-        return (
-            self._handle(Path(words[3]), str(number), words[1], int(words[2]))
-            if number
-            else Handle(self.name, "", "", 0)
-        )
+        if number:
+            return self._handle(Path(words[3]), str(number), words[1], int(words[2]))
+        return Handle(self.name, "", "", 0)
 
     def place(self, run: Run) -> Place:
         """Returns the run folder if this machine shares the nodes' file system, otherwise a mirror
@@ -522,9 +518,9 @@ def _ours(job: Known) -> list[str]:
     Returns an empty list for jobs that trainfleet did not submit.
     """
     words = job.comment.split(" ", 4)
-    return (
-        words if len(words) == 5 and words[0] == COMMENT and untrusted_input.whole(words[2]) else []
-    )
+    if len(words) == 5 and words[0] == COMMENT and untrusted_input.whole(words[2]):
+        return words
+    return []
 
 
 def _token(job: Known) -> str:

@@ -121,10 +121,9 @@ def ask_here(
     if HEAD in os.environ:  # use a login shell, because a profile may add Slurm to PATH
         words = ["bash", "-lc", as_asked(words, 'exec "$@"'), "bash", *words]
     elif shutil.which(words[0]) is None:
-        why = "fleet.backend slurm needs Slurm's commands here, or on a machine in fleet.hosts"
         raise BackendError(
             f"{words[0]} is not in this machine's PATH",
-            why=why,
+            why="fleet.backend slurm needs Slurm's commands here, or on a machine in fleet.hosts",
             next="run module load slurm, or set fleet.hosts: [your login node]",
         )
     elif words[0] != "env":
@@ -155,11 +154,9 @@ def as_asked(words: Sequence[str], command: str) -> str:
 
     `env` still gets these variables, because its purpose is to print them.
     """
-    return (
-        command
-        if words[0] == "env"
-        else f"unset {' '.join(f'${{!{name}*}}' for name in SAID)}; {command}"
-    )
+    if words[0] == "env":
+        return command
+    return f"unset {' '.join(f'${{!{name}*}}' for name in SAID)}; {command}"
 
 
 @dataclass(frozen=True)
@@ -205,7 +202,8 @@ class SlurmClient:
         self.next_look, self.pause = 0.0, SHORTEST
         self.trouble = ""
         # nodes that do not accept jobs, and the time at which this list expires
-        self.nodes, self.nodes_until = (dict[str, str](), 0.0)
+        self.nodes = dict[str, str]()
+        self.nodes_until = 0.0
 
     def run(self, *words: str) -> str:
         """Runs a Slurm command and returns its stdout.
@@ -301,11 +299,9 @@ class SlurmClient:
         known = self.jobs.get(job.id)
         if job.state != CANCELLED or job.reason != NO_REASON:
             return job
-        return (
-            known
-            if known and known.state == CANCELLED
-            else replace(job, reason=self._of_old(job.id).reason or NO_REASON)
-        )
+        if known and known.state == CANCELLED:
+            return known
+        return replace(job, reason=self._of_old(job.id).reason or NO_REASON)
 
     def _of_old(self, number: str) -> SlurmJob:
         """Returns the accounting record of a job that squeue no longer lists."""
@@ -352,8 +348,12 @@ def refused(command: str, said: str) -> BackendError:
     for known in _table()["refusals"]:
         if re.search(known["says"], said):
             key = known["key"]
-            then = f"make plan SET='{key}=...'" if key else "scontrol ping; sinfo"
-            return BackendError(known["means"], where=key, why=line, next=then)
+            return BackendError(
+                known["means"],
+                where=key,
+                why=line,
+                next=f"make plan SET='{key}=...'" if key else "scontrol ping; sinfo",
+            )
     return BackendError(f"{command} failed", why=line, next="sinfo; squeue --me")
 
 

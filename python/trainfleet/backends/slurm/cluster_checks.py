@@ -62,10 +62,8 @@ def partitions(engine: SlurmClient, slurm: SlurmConfig) -> list[Partition]:
             cluster's partitions.
     """
     rows = read_partitions(engine.run("scontrol", "--oneliner", "show", "partition"))
-    asked, known = (
-        set(filter(None, (slurm.partition or "").split(","))),
-        ", ".join(row.name for row in rows),
-    )
+    asked = set(filter(None, (slurm.partition or "").split(",")))
+    known = ", ".join(row.name for row in rows)
     chosen = [row for row in rows if (row.name in asked if asked else row.is_default)]
     then = f"make plan SET='{PARTITION}={rows[0].name}'" if rows else "sinfo"
     if unknown := sorted(asked - {row.name for row in rows}):
@@ -124,12 +122,9 @@ def _require_nodes(engine: SlurmClient, nodes: int, names: str, without: Mapping
     left = len(hosts) - len(out)
     if left < nodes:
         rows = "".join(f"\n  {host}: {why}" for host, why in out.items())
-        what = (
-            f"the job needs {nodes} nodes, but only {left} of {len(hosts)} hosts can take a job"
-            f"{rows}"
-        )
         raise BackendError(
-            what,
+            f"the job needs {nodes} nodes, but only {left} of {len(hosts)} hosts can take a job"
+            f"{rows}",
             where=f"partition {names}",
             next=f"set NODES={left}, or another {PARTITION}" if left else "sinfo -R",
         )
@@ -170,14 +165,11 @@ def require_private(engine: SlurmClient) -> None:
     """
     said = engine.run("scontrol", "show", "config")
     if re.search(r"(?m)^AccountingStoreFlags\s*=.*\bjob_env\b", said):
-        why = (
-            "AccountingStoreFlags includes job_env, so the cluster's database would store their "
-            "values"
-        )
         raise BackendError(
             "can't pass secrets to this cluster",
             where="fleet.secrets",
-            why=why,
+            why="AccountingStoreFlags includes job_env, so the cluster's database would store "
+            "their values",
             next="ask its administrators to remove job_env, or use SET='fleet.secrets=[]'",
         )
 

@@ -192,11 +192,12 @@ def _steps(config: Config) -> Iterator[InstallStep]:
     """
     platform = load_platform(config.fleet.platform)
     if not config.fleet.python or platform.neuron_packages:
-        why = (
+        yield InstallStep(
+            "build_tools.sh",
+            ("headers",) if platform.neuron_packages else (),
             "the shared Python environment needs the node's Python, and the node compiles "
-            "Neuron's driver"
+            "Neuron's driver",
         )
-        yield InstallStep("build_tools.sh", ("headers",) if platform.neuron_packages else (), why)
     yield InstallStep("limits.sh", (str(NOFILE),), "limits for locked memory and open files")
     if platform.neuron_packages:
         yield neuron_step(platform, "the image has no Neuron SDK")
@@ -249,11 +250,9 @@ def _buckets(config: Config) -> dict[str, Any]:
     names = dict.fromkeys(
         filter(None, (config.fleet.aws.bucket, *config.fleet.slurm.parallelcluster.buckets))
     )
-    return (
-        {"S3Access": [{"BucketName": name, "EnableWriteAccess": True} for name in names]}
-        if names
-        else {}
-    )
+    if names:
+        return {"S3Access": [{"BucketName": name, "EnableWriteAccess": True} for name in names]}
+    return {}
 
 
 def _settings(config: Config) -> dict[str, Any]:
@@ -269,15 +268,11 @@ def _settings(config: Config) -> dict[str, Any]:
 
 
 def _queue(config: Config, queue: Queue, script: str, zone: int) -> dict[str, Any]:
-    aws, row, block = (
-        config.fleet.aws,
-        node_types.instance(queue.instance_type),
-        queue.capacity == "block",
-    )
-    target, is_reserved = (
-        {"CapacityReservationId": queue.reservation},
-        queue.capacity in RESERVED_KINDS,
-    )
+    aws = config.fleet.aws
+    row = node_types.instance(queue.instance_type)
+    block = queue.capacity == "block"
+    target = {"CapacityReservationId": queue.reservation}
+    is_reserved = queue.capacity in RESERVED_KINDS
     compute = {
         "Name": re.sub(r"[^a-z0-9]+", "-", (queue.instance_type or "").partition(".")[0]),
         "Instances": [{"InstanceType": queue.instance_type}],
@@ -352,10 +347,8 @@ def links(config: Config) -> Iterator[dict[str, Any]]:
             fsx.mount_point.rstrip("/")
         )
         for name in ("runs", "data"):
-            to, path = (
-                f"s3://{bucket}/{cluster_name(config)}/{name}",
-                f"/{inside}/{name}".replace("/./", "/"),
-            )
+            to = f"s3://{bucket}/{cluster_name(config)}/{name}"
+            path = f"/{inside}/{name}".replace("/./", "/")
             yield {
                 "Name": name,
                 "FileSystemPath": path,
@@ -368,11 +361,9 @@ def refuse(config: Config) -> Iterator[tuple[str, str]]:
     """Yields (key, message) for missing settings, and for those that ParallelCluster's schema
     accepts but AWS rejects.
     """
-    fleet, wanted, key = (
-        config.fleet,
-        config.fleet.slurm.parallelcluster,
-        "fleet.slurm.parallelcluster",
-    )
+    fleet = config.fleet
+    wanted = config.fleet.slurm.parallelcluster
+    key = "fleet.slurm.parallelcluster"
     if not fleet.aws.region:
         yield "fleet.aws.region", "null: the cluster file needs a region, such as us-west-2"
     if fleet.aws.subnets and fleet.aws.zones:

@@ -66,12 +66,12 @@ def with_network(config: Config, maker: str = "") -> Config:
         return config
     made = state.outputs
     cluster = replace(fleet.slurm.parallelcluster, head_subnet=made["Public"])
-    aws, slurm, fsx = (
-        replace(fleet.aws, subnets=tuple(made[name] for name in names)),
-        replace(fleet.slurm, parallelcluster=cluster),
+    aws = replace(fleet.aws, subnets=tuple(made[name] for name in names))
+    slurm = replace(fleet.slurm, parallelcluster=cluster)
+    fsx = (
         replace(fleet.fsx, dns_name=made["DNSName"], mount_name=made["LustreMountName"])
         if "DNSName" in made
-        else fleet.fsx,
+        else fleet.fsx
     )
     return replace(config, fleet=replace(fleet, aws=aws, slurm=slurm, fsx=fsx))
 

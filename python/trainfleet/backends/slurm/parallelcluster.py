@@ -81,10 +81,8 @@ class Cluster(Machines):
     def __init__(self, config: Config, enter: Callable[[], int] = lambda: 0) -> None:
         """`enter` sets up the nodes' shared folder once the cluster is ready."""
         self.config, self.name, self.enter = config, cluster_name(config), enter
-        self.region, self.system = (
-            config.fleet.aws.region or "",
-            config.fleet.slurm.parallelcluster.os,
-        )
+        self.region = config.fleet.aws.region or ""
+        self.system = config.fleet.slurm.parallelcluster.os
         self.calls = Calls(self.region)
 
     def changes(self) -> tuple[Artifact, ...]:
@@ -183,9 +181,10 @@ class Cluster(Machines):
                 s3.write(
                     cluster_file.script_address(self.config, artifact.text), artifact.text.encode()
                 )
-        verb = "update-cluster" if state else "create-cluster"
         said = self._pcluster(
-            verb, *self._file(wanted), *([] if state else ["--rollback-on-failure", "false"])
+            "update-cluster" if state else "create-cluster",
+            *self._file(wanted),
+            *([] if state else ["--rollback-on-failure", "false"]),
         )
         for warning in said.get("validationMessages") or ():
             print(f"{warning.get('level', '').lower()}: {warning.get('message', '')}", flush=True)
@@ -225,8 +224,11 @@ class Cluster(Machines):
             if state is None or not state.passes:
                 break
             if time.monotonic() > deadline:
-                what = f"{self.name} is still in progress: {state.status}"
-                raise BackendError(what, where=self.region, next="run the command again")
+                raise BackendError(
+                    f"{self.name} is still in progress: {state.status}",
+                    where=self.region,
+                    next="run the command again",
+                )
             time.sleep(EVERY)
         if state is None and gone:
             return ClusterState("DELETE_COMPLETE")
@@ -261,15 +263,12 @@ class Cluster(Machines):
         )
         why = in_words(first) or (state.why if state else "") or "pcluster gives no reason"
         status = state.status if state else "it no longer exists"
-        next_ = (
-            f"run pcluster get-cluster-log-events --cluster-name {self.name}; then make clean "
-            "and make setup"
-        )
         return BackendError(
             f"could not create the cluster {self.name}: {status}",
             where=self.region,
             why=why,
-            next=next_,
+            next=f"run pcluster get-cluster-log-events --cluster-name {self.name}; then make clean "
+            "and make setup",
         )
 
     def look(self) -> ClusterState | None:
@@ -307,8 +306,11 @@ class Cluster(Machines):
         if state is None:
             return ""
         if state.passes:
-            what = f"the cluster {self.name} is not ready: {state.status}"
-            raise BackendError(what, where=self.region, next="run make setup to wait for it")
+            raise BackendError(
+                f"the cluster {self.name} is not ready: {state.status}",
+                where=self.region,
+                next="run make setup to wait for it",
+            )
         if not state.is_ready or not state.address:
             raise BackendError(
                 f"the cluster {self.name} can't be used: {state.status}",
@@ -408,9 +410,11 @@ class Cluster(Machines):
                 if entry.get("level") == "ERROR"
             ]
             why = "; ".join(errors) or str(said.get("message"))
-            then = "run make plan OUT=folder to see cluster.yaml"
             raise BackendError(
-                f"pcluster {verb} failed", where=self.name, why=why[:2000], next=then
+                f"pcluster {verb} failed",
+                where=self.name,
+                why=why[:2000],
+                next="run make plan OUT=folder to see cluster.yaml",
             )
         return said
 

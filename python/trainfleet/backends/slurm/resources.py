@@ -194,13 +194,10 @@ class Partitions(Standing):
         version = self.engine.run("sinfo", "--version").strip()
         rows = read_partitions(self.engine.run("scontrol", "--oneliner", "show", "partition"))
         if not re.match(r"slurm\S* \d+\.\d+", version) or not rows:
-            why = (
-                f"sinfo --version prints {show(version)}, and scontrol show partition lists "
-                f"{len(rows)} partitions"
-            )
             raise BackendError(
                 "Slurm is not usable here",
-                why=why,
+                why=f"sinfo --version prints {show(version)}, and scontrol show partition lists "
+                f"{len(rows)} partitions",
                 next="run module load slurm, then scontrol ping",
             )
         print(version)
@@ -239,12 +236,10 @@ class Beside(JobSteps):
     def __init__(
         self, config: Config, engine: SlurmClient, folder: str, interpreter: str, elsewhere: bool
     ) -> None:
-        self.config, self.engine, self.folder, self.interpreter = (
-            config,
-            engine,
-            folder,
-            interpreter,
-        )
+        self.config = config
+        self.engine = engine
+        self.folder = folder
+        self.interpreter = interpreter
         self.elsewhere = elsewhere  # whether sbatch is on another machine
         self.where = config.fleet.slurm.partition or "the cluster"
 
@@ -262,8 +257,11 @@ class Beside(JobSteps):
             problem = (
                 f"{fleet.container}: a job step can't reach processes in a container; set none"
             )
-            mended = "make rehearse SET='fleet.container=none fleet.slurm.container_runtime=null'"
-            raise ConfigError.of("fleet.container", problem, next=mended)
+            raise ConfigError.of(
+                "fleet.container",
+                problem,
+                next="make rehearse SET='fleet.container=none fleet.slurm.container_runtime=null'",
+            )
 
     def run_beside(self, handle: Handle, node: int, words: Sequence[str]) -> str | None:
         number = handle.id.rpartition(":")[2]

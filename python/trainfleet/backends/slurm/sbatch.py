@@ -176,10 +176,8 @@ def _body(config: Config, job: Job, ground: Ground, words: Iterable[str]) -> Ite
         WIDTH,
     )
     notice = ASK.format(engine=run_folder.ENGINE) if job.beats else TERMINATE
-    folder, line = (
-        quote(str(job.folder)),
-        "\n".join([*_with_preflight(config, job, ground, step)]),
-    )
+    folder = quote(str(job.folder))
+    line = "\n".join([*_with_preflight(config, job, ground, step)])
     start = contents.START.at(folder, job="$SLURM_JOB_ID", start="${SLURM_RESTART_COUNT:-0}")
     claim = contents.CLAIM.at(folder, token=f"${{{TOKEN}:-by-hand-$SLURM_JOB_ID}}")
     yield BODY.format(
@@ -387,10 +385,8 @@ def with_site_options(config: Config, environment: Mapping[str, str]) -> tuple[C
             notes.append(f"{variable} is ignored: {key} sets this option")
             continue
         if re.search(r"[^!-~]|[\\'\"#]", value):
-            what, then = (
-                f"{untrusted_input.show(value)} can't be written to a batch script",
-                f"unset {variable}",
-            )
+            what = f"{untrusted_input.show(value)} can't be written to a batch script"
+            then = f"unset {variable}"
             raise BackendError(
                 what, where=variable, next=f"{then}, and set the key in fleet.slurm instead"
             )
