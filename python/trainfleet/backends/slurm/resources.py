@@ -186,7 +186,7 @@ def _last(text: str) -> str:
 class Partitions(Standing):
     """Machines of a cluster that is managed by its own administrators."""
 
-    def __init__(self, engine: SlurmClient, enter: Callable[[], int]) -> None:
+    def __init__(self, engine: SlurmClient, enter: Callable[[], int] = lambda: 0) -> None:
         self.engine, self.enter = engine, enter
 
     def apply(self) -> int:
