@@ -6,8 +6,9 @@ The input is untrusted, because it comes from another machine.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import permutations, product, takewhile
 
 from ..process.rdma_adapters import NAME
 
@@ -72,59 +73,41 @@ def read_gpus(lines: Iterable[str]) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
 def read_topology(lines: Iterable[str]) -> Topology | None:
     """Parses the output of `nvidia-smi topo -m`. Returns None if it contains no valid matrix."""
     rows = [CODES.sub("", line).replace("\ufffd", " ").split() for line in lines]
-    at = next(
-        (at for at, row in enumerate(rows) if row[:1] == ["GPU0"] and row[1:2] != ["X"]), None
-    )
-    if at is None:
-        return None
-    columns = _names(rows[at])
-    matrix = {
-        row[0]: row[1 : len(columns) + 1]
-        for row in rows[at + 1 : at + 1 + MOST]
-        if row and PLACE.fullmatch(row[0])
+    columns, matrix = _header(rows)
+    links = {
+        (row[0], name): link for row in matrix for name, link in zip(columns, row[1:], strict=False)
     }
     gpus = [name for name in columns if name.startswith("GPU")]
-    if not gpus or any(len(matrix.get(name, ())) < len(columns) for name in gpus):
+    of_gpus = [links.get(pair, "") for pair in product(gpus, columns)]
+    if not gpus or not all(map(LINK.fullmatch, of_gpus)):
         return None
-    links = {
-        (one, other): link
-        for one in gpus
-        for other, link in zip(columns, matrix[one], strict=False)
-    }
-    if not all(LINK.fullmatch(link) for link in links.values()):
-        return None
-    between = [_count(links[one, other]) for one in gpus for other in gpus if one != other]
+    between = [_count(links[pair]) for pair in permutations(gpus, 2)]
+    legend = _legend(rows)
     near = tuple(
-        name
+        legend.get(name, name)
         for name in columns
         if name not in gpus and any(links[gpu, name] in NEAR for gpu in gpus)
     )
-    legend = _legend(rows)
-    return Topology(
-        min(between, default=0),
-        max(between, default=0),
-        tuple(legend.get(name, name) for name in near),
-    )
+    return Topology(min(between, default=0), max(between, default=0), near)
 
 
-def _names(row: Sequence[str]) -> list[str]:
-    """Returns the GPU and NIC names at the start of the header."""
-    found: list[str] = []
-    for word in row[:MOST]:
-        if not PLACE.fullmatch(word):
-            break
-        found.append(word)
-    return found
+def _header(rows: list[list[str]]) -> tuple[list[str], list[list[str]]]:
+    """Returns the GPU and NIC names in the matrix's header, and the rows below it. Both are empty
+    if there is no header.
+    """
+    for at, row in enumerate(rows, 1):
+        if row[:1] == ["GPU0"] and row[1:2] != ["X"]:
+            return [*takewhile(PLACE.fullmatch, row[:MOST])], rows[at : at + MOST]
+    return [], []
 
 
-def _legend(rows: Iterable[Sequence[str]]) -> dict[str, str]:
+def _legend(rows: list[list[str]]) -> dict[str, str]:
     """Parses the legend below the matrix into a mapping such as NIC0 → mlx5_0."""
-    pairs = [
-        (row[0][:-1], row[1])
+    return {
+        row[0][:-1]: row[1]
         for row in rows
-        if len(row) == 2 and re.fullmatch(r"NIC[0-9]{1,3}:", row[0])
-    ]
-    return {place: name for place, name in pairs if re.fullmatch(NAME, name)}
+        if len(row) == 2 and re.fullmatch("NIC[0-9]{1,3}:", row[0]) and re.fullmatch(NAME, row[1])
+    }
 
 
 def _count(link: str) -> int:

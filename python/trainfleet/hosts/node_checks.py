@@ -236,7 +236,7 @@ def mounted(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     }
     if not mounts:
         return
-    usual = Counter(mounts.values()).most_common(1)[0][0]
+    usual = statistics.mode(mounts.values())
     for host in facts:
         kind, where = mounts.get(host, ("no file system", "/"))
         if (kind, where) != usual:
@@ -389,7 +389,7 @@ def rails(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     if wanted.type is None or not wanted.type.owned or wanted.fabric not in RDMA:
         return
     active = {host: len(fastest(fact.ports, wanted.fabric)) for host, fact in facts.items()}
-    usual = Counter(active.values()).most_common(1)[0][0] if active else 0
+    usual = statistics.mode(active.values()) if active else 0
     for host, count in active.items():
         if 0 < count < usual:
             down = ", ".join(port.adapter for port in facts[host].ports if not port.active)
@@ -503,7 +503,7 @@ def mtu(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     With mismatched MTUs, small messages get through but large ones hang.
     """
     sizes = {host: fact.mtu.get(fact.card(host), 0) for host, fact in facts.items()}
-    usual = Counter(sizes.values()).most_common(1)[0][0] if sizes else 0
+    usual = statistics.mode(sizes.values()) if sizes else 0
     for host, size in sizes.items():
         if size != usual:
             yield Finding(

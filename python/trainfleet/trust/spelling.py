@@ -31,7 +31,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
         name for name in names if len(form) > 2 and "_" in form and _has_parts(name, form)
     ]:
         return names[min(whole, key=len)]  # llama-1b matches llama-3.2-1b, but no other size
-    best = max(names, key=lambda name: (likeness(form, name), -len(name)), default="")
+    best = _likest(form, names)
     if best and (likeness(form, best) >= CLOSE or distance(form, best) <= 1):
         return names[best]
     initials = [name for name in names if "".join(part[0] for part in name.split("_")) == form]
@@ -50,9 +50,14 @@ def slip(word: str, known: Iterable[str]) -> str | None:
         for name in names
         if abs(len(name) - len(form)) <= max(1, (1 - SLIP) * max(len(name), len(form)) + 1)
     ]
-    best = max(near, key=lambda name: (likeness(form, name), -len(name)), default="")
+    best = _likest(form, near)
     sure = best and (likeness(form, best) >= SLIP or (distance(form, best) <= 1 and len(form) > 1))
     return names[best] if sure else None
+
+
+def _likest(form: str, names: Iterable[str]) -> str:
+    """Returns the most similar name, and the shortest of several, or "" if there are no names."""
+    return max(names, key=lambda name: (likeness(form, name), -len(name)), default="")
 
 
 def plain(word: str) -> str:
