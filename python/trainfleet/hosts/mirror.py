@@ -256,8 +256,13 @@ def fetch(transport: Transport, host: Host, there: str, here: Path) -> dict[str,
 
 def listing(transport: Transport, host: Host, there: str) -> dict[str, int]:
     """Returns file → size in bytes for a folder on a host."""
-    command = f"cd {shlex.quote(there)} && find . -type f -printf '%s %P\\n' | sort -k 2"
-    answer = settled(transport.ask(host, command, timeout=LISTING_TIMEOUT))
+    answer = settled(
+        transport.ask(
+            host,
+            f"cd {shlex.quote(there)} && find . -type f -printf '%s %P\\n' | sort -k 2",
+            timeout=LISTING_TIMEOUT,
+        )
+    )
     if isinstance(answer, HostFailure):
         raise BackendError(str(answer), where=f"{host.name}:{there}", next="make doctor")
     try:

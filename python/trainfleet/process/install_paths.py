@@ -128,9 +128,11 @@ def offered(group: str, name: str) -> object:
             return point.load()
         except Exception as error:  # importing a third-party package may raise any error
             why = f"{type(error).__name__}: {error}"
-            then = f"fix or uninstall the package {point.dist.name if point.dist else ''}"
             raise BackendError(
-                "can't be loaded", where=f"{point.value} ({group}: {name})", why=why, next=then
+                "can't be loaded",
+                where=f"{point.value} ({group}: {name})",
+                why=why,
+                next=f"fix or uninstall the package {point.dist.name if point.dist else ''}",
             ) from error
     return None
 
