@@ -104,6 +104,7 @@ def _below(root: Path, name: str) -> Iterator[Path]:
     untrusted_input.seal(root)
     path = root / name
     try:
+        root.mkdir(parents=True, exist_ok=True)
         untrusted_input.guarded(path)
         with contextlib.suppress(FileExistsError):  # a file, for which opening the path fails
             path.parent.mkdir(parents=True, exist_ok=True)
