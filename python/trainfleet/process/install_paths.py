@@ -102,7 +102,6 @@ def installing_package(package: str) -> str:
 
 OF_BACKENDS = "trainfleet.backends"
 OF_PLACEMENTS = "trainfleet.placements"
-OF_BENCHES = "trainfleet.benches"
 
 
 @cache
