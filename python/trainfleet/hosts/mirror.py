@@ -24,7 +24,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from ..run.run_folder import unwritable
 from ..storage import sync_rules
@@ -58,8 +58,8 @@ class FilePiece:
     inode: int
 
 
-# offset, size, modification time, inode (only echoed) and compressed bytes of a file in a response
-Packed = tuple[Count, Count, Moment, Any, str]
+# offset, size, modification time, inode and compressed bytes of a file in a response
+Packed = tuple[Count, Count, Moment, Count, str]
 
 
 @dataclass(frozen=True)
