@@ -494,7 +494,7 @@ def bench(
                 yield from on_slurm(nodes, patch)
             return
         if request.param not in OURS:  # of another package, which has brought a bench
-            yield from install_paths.offered(install_paths.OF_BENCHES, request.param)(
+            yield from install_paths.offered("trainfleet.benches", request.param)(
                 folder, sys.modules[__name__]
             )  # type: ignore[operator]
             return

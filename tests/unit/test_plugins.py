@@ -188,7 +188,7 @@ def test_its_package_is_in_the_image(package: Path) -> None:
 
 
 def test_its_bench_is_found_by_the_cases_of_the_contract(package: Path, tmp_path: Path) -> None:
-    bench: Any = install_paths.offered(install_paths.OF_BENCHES, "dummy")
+    bench: Any = install_paths.offered("trainfleet.benches", "dummy")
     cases = SimpleNamespace(
         PROBE="probe", Bench=lambda *given, **named: (given, named), processes_of=lambda folder: [],
         config_of=lambda name, folder, **fleet: (name, fleet),

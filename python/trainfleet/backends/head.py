@@ -170,8 +170,7 @@ class Hosts(Place):
 
         Returns "" if the host does not respond, so that the next call selects another host.
         """
-        folder = quote(f"{self.folder}/runs/{self.run.name}")
-        command = script.format(folder=folder, obey=obey)
+        command = script.format(folder=quote(f"{self.folder}/runs/{self.run.name}"), obey=obey)
         answer = settled(self.transport.ask(self._first(), command, stdin=stdin, timeout=NOTICE))
         if isinstance(answer, HostFailure):
             self.entry = None

@@ -143,11 +143,10 @@ class Local(Backend):
                 self.stop(handle, at_once=True)
                 if isinstance(error, PermissionError) or error.errno in (28, 30):
                     raise run_folder.unwritable(_file(handle, node), error) from error
-                where, why = f"node {node}", str(error)
                 raise BackendError(
                     "could not start the node",
-                    where=where,
-                    why=why,
+                    where=f"node {node}",
+                    why=str(error),
                     next="df -h . ; ulimit -a",
                 ) from error
         return handle

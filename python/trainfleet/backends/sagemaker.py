@@ -164,9 +164,11 @@ class SageMaker(Hosted):
             # if the job exists, an earlier attempt succeeded, but its response was lost
             if self._described(name) is None:
                 why = error.why
-                then = "set another name in config.yaml, or wait until that job is deleted"
                 raise BackendError(
-                    "another job has this name", where=name, why=why, next=then
+                    "another job has this name",
+                    where=name,
+                    why=why,
+                    next="set another name in config.yaml, or wait until that job is deleted",
                 ) from error
         return handle
 

@@ -23,8 +23,7 @@ from typing import Any, BinaryIO
 from ..config.types_train import CHAT
 from ..process.install_paths import installing_package
 from ..trust.errors import DataError
-from ..trust.file_signatures import kind_of
-from ..trust.untrusted_input import converting
+from ..trust.untrusted_input import converting, kind_of
 from . import hub_datasets, sources
 from .bad_records import (
     ELSE,

@@ -222,9 +222,12 @@ def _read(kind: type[T], path: Path) -> T | None:
     except FileNotFoundError:
         return None
     except InputError as error:
-        where = error.where or str(path)
         raise InputError(
-            error.what, where=where, key=error.key, why=error.why, next=remedy(path)
+            error.what,
+            where=error.where or str(path),
+            key=error.key,
+            why=error.why,
+            next=remedy(path),
         ) from error
 
 

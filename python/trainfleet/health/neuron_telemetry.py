@@ -29,6 +29,7 @@ class _Core(TypedDict, total=False):
 
 class _Latency(TypedDict, total=False):
     p50: Seconds | None
+    p99: Seconds | None
 
 
 class _Bytes(TypedDict, total=False):

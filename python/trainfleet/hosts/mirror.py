@@ -24,7 +24,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from ..run.run_folder import unwritable
 from ..storage import sync_rules
@@ -58,8 +58,8 @@ class FilePiece:
     inode: int
 
 
-# offset, size, modification time, inode (only echoed) and compressed bytes of a file in a response
-Packed = tuple[Count, Count, Moment, Any, str]
+# offset, size, modification time, inode and compressed bytes of a file in a response
+Packed = tuple[Count, Count, Moment, Count, str]
 
 
 @dataclass(frozen=True)
@@ -256,8 +256,13 @@ def fetch(transport: Transport, host: Host, there: str, here: Path) -> dict[str,
 
 def listing(transport: Transport, host: Host, there: str) -> dict[str, int]:
     """Returns file → size in bytes for a folder on a host."""
-    command = f"cd {shlex.quote(there)} && find . -type f -printf '%s %P\\n' | sort -k 2"
-    answer = settled(transport.ask(host, command, timeout=LISTING_TIMEOUT))
+    answer = settled(
+        transport.ask(
+            host,
+            f"cd {shlex.quote(there)} && find . -type f -printf '%s %P\\n' | sort -k 2",
+            timeout=LISTING_TIMEOUT,
+        )
+    )
     if isinstance(answer, HostFailure):
         raise BackendError(str(answer), where=f"{host.name}:{there}", next="make doctor")
     try:

@@ -85,9 +85,8 @@ def _asked(path: str, text: str, *words: str) -> dict[str, list[str]]:
     """
     then = f"ssh -G -F {path} {words[-1]}"
     try:
-        command = ["ssh", "-G", "-F", path, *words]
         done = subprocess.run(
-            command,
+            ["ssh", "-G", "-F", path, *words],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

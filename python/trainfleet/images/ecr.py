@@ -143,9 +143,11 @@ class Registry:
             return FoundImage(labels, str(config.get("architecture", "")), (size,))
         except (InputError, KeyError, TypeError, ValueError, AttributeError, OSError) as error:
             why = f"{type(error).__name__}: {error}"
-            then = "run make push, or set another fleet.container"
             raise ImageError(
-                "is not a readable image", where=self.name(tag), why=why, next=then
+                "is not a readable image",
+                where=self.name(tag),
+                why=why,
+                next="run make push, or set another fleet.container",
             ) from error
 
     def provide(self, say: Say, tags: Mapping[str, str]) -> None:
@@ -179,12 +181,11 @@ class Registry:
                 f"--region {self.calls.region}"
             )
             where = str(found.get("repositoryUri", self.repository))
-            then = f"aws ecr put-image-tag-mutability {options}"
             raise ImageError(
                 "has mutable tags, which make push does not support",
                 where=where,
                 why=why,
-                next=then,
+                next=f"aws ecr put-image-tag-mutability {options}",
             )
 
     def _create(self, tags: Mapping[str, str]) -> None:

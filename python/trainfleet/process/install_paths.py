@@ -102,7 +102,6 @@ def installing_package(package: str) -> str:
 
 OF_BACKENDS = "trainfleet.backends"
 OF_PLACEMENTS = "trainfleet.placements"
-OF_BENCHES = "trainfleet.benches"
 
 
 @cache
@@ -128,9 +127,11 @@ def offered(group: str, name: str) -> object:
             return point.load()
         except Exception as error:  # importing a third-party package may raise any error
             why = f"{type(error).__name__}: {error}"
-            then = f"fix or uninstall the package {point.dist.name if point.dist else ''}"
             raise BackendError(
-                "can't be loaded", where=f"{point.value} ({group}: {name})", why=why, next=then
+                "can't be loaded",
+                where=f"{point.value} ({group}: {name})",
+                why=why,
+                next=f"fix or uninstall the package {point.dist.name if point.dist else ''}",
             ) from error
     return None
 

@@ -159,11 +159,14 @@ def _client(region: str) -> Any:
     import boto3
     from botocore.config import Config
 
-    wait = {"connect_timeout": ANSWER, "read_timeout": ANSWER}
     return boto3.client(
         "logs",
         region_name=region,
-        config=Config(retries={"mode": "standard", "total_max_attempts": 2}, **wait),
+        config=Config(
+            retries={"mode": "standard", "total_max_attempts": 2},
+            connect_timeout=ANSWER,
+            read_timeout=ANSWER,
+        ),
     )
 
 

@@ -104,6 +104,7 @@ def _below(root: Path, name: str) -> Iterator[Path]:
     untrusted_input.seal(root)
     path = root / name
     try:
+        root.mkdir(parents=True, exist_ok=True)
         untrusted_input.guarded(path)
         with contextlib.suppress(FileExistsError):  # a file, for which opening the path fails
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -149,14 +150,15 @@ def changes(folder: Path, known: Known) -> dict[str, Any]:
     files, paths, room = {}, [], MOST
     for path, name, most in _files(folder):
         stat = path.stat()
+        number = stat.st_ino % 2**63  # the receiver reads signed integers
         there = min(stat.st_size, most)
         paths.append(name)
         size, stamp, inode = known.get(name, (0, 0.0, 0))
-        if (there, stat.st_mtime, stat.st_ino) == (size, stamp, inode) or room <= 0:
+        if (there, stat.st_mtime, number) == (size, stamp, inode) or room <= 0:
             continue
         # a time of 0.0 marks a file that is only partially sent
         goes_on = name.endswith(GROWING) or stamp == 0.0
-        offset = size if goes_on and there >= size and stat.st_ino == inode else 0
+        offset = size if goes_on and there >= size and number == inode else 0
         with open(path, "rb", opener=untrusted_input.opener) as file:
             file.seek(offset)
             data = file.read(min(room, most - offset))
@@ -167,7 +169,7 @@ def changes(folder: Path, known: Known) -> dict[str, Any]:
             offset,
             ended,
             whole,
-            stat.st_ino,
+            number,
             base64.b85encode(zlib.compress(data)).decode(),
         ]
     return {"files": files, "paths": paths, "whole": room > 0, "now": time.time()}

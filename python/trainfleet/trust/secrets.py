@@ -36,12 +36,12 @@ def take(environment: MutableMapping[str, str] = os.environ) -> None:
             ):
                 raise
             why = " ".join(str(error).split())
-            then = (
-                "allow the job's role to read it: ssm:GetParameter, or "
-                "secretsmanager:GetSecretValue"
-            )
             raise BackendError(
-                f"the secret {name} can't be read", where=where, why=why, next=then
+                f"the secret {name} can't be read",
+                where=where,
+                why=why,
+                next="allow the job's role to read it: ssm:GetParameter, or "
+                "secretsmanager:GetSecretValue",
             ) from error
 
 

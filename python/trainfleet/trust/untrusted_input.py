@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 from .errors import InputError
-from .file_signatures import kind_of
 
 KIBIBYTE, MEBIBYTE = 2**10, 2**20
 RECORD = 16 * MEBIBYTE  # maximum size in bytes of results.json and similar files
@@ -33,14 +32,8 @@ IN_THE_WAY = "its path has a link, a device, or a file in place of a folder"
 _LOOK = "run ls -l on its path"
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")  # escape of a UTF-16 surrogate, which may be unpaired
 MISTAKEN = (  # pattern that identifies a wrong file type → message
-    (
-        r"\A\s*version https://git-lfs",
-        "is a Git LFS pointer, not the file; run git lfs pull",
-    ),
-    (
-        r"\A\s*<(!DOCTYPE html|html|head|body)",
-        "is a web page: the file was not downloaded",
-    ),
+    (r"\A\s*version https://git-lfs", "is a Git LFS pointer, not the file; run git lfs pull"),
+    (r"\A\s*<(!DOCTYPE html|html|head|body)", "is a web page: the file was not downloaded"),
     (r"\A\s*<(\?xml|Error>)", "is XML"),
     (r"^(<<<<<<<|>>>>>>>) ", "has an unresolved merge conflict"),
 )
@@ -413,3 +406,42 @@ def _require_text(text: str, value: Any, where: str) -> None:
 
 def _size(count: int) -> str:
     return f"{count // MEBIBYTE} MiB" if count >= MEBIBYTE else f"{count // KIBIBYTE} KiB"
+
+
+SIGNATURES = {
+    b"\x89PNG": "a PNG image",
+    b"\xff\xd8\xff": "a JPEG image",
+    b"GIF8": "a GIF image",
+    b"II*\x00": "a TIFF image",
+    b"MM\x00*": "a TIFF image",
+    b"%PDF": "a PDF",
+    b"PK\x03\x04": "a zip archive, such as .docx or .xlsx",
+    b"\xd0\xcf\x11\xe0": "an old Word or Excel file",
+    b"BZh": "compressed by bzip2",
+    b"\xfd7zXZ": "compressed by xz",
+    b"7z\xbc\xaf": "a 7z archive",
+    b"\x7fELF": "an executable",
+    b"MZ": "an executable",
+    b"\x00asm": "an executable",
+    b"\xca\xfe\xba\xbe": "a Java class",
+    b"SQLite format 3": "a SQLite database",
+    b"PAR1": "a Parquet file; name it .parquet",
+    b"ARROW1": "an Arrow file; name it .arrow",
+    b"\x89HDF": "an HDF5 file",
+    b"\x93NUMPY": "a NumPy array",
+    b"\x80\x02": "a pickle",
+    b"\x80\x03": "a pickle",
+    b"\x80\x04": "a pickle",
+    b"\x80\x05": "a pickle",
+    b"RIFF": "an audio, image or video file",
+    b"ID3": "an audio file",
+    b"OggS": "an audio or video file",
+    b"wOF": "a font file",
+}
+
+
+def kind_of(content: bytes) -> str:
+    """Returns a description of a binary file's type, or "" if the type is unknown."""
+    if content[4:8] == b"ftyp":
+        return "a video file"
+    return next((kind for magic, kind in SIGNATURES.items() if content.startswith(magic)), "")

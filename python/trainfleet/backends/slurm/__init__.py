@@ -63,6 +63,7 @@ from .client import (
     TIMEOUT,
     Said,
     SlurmClient,
+    SlurmJob,
     as_asked,
     ask_here,
     how_it_ended,
@@ -70,7 +71,6 @@ from .client import (
     refused,
     why_waiting,
 )
-from .client import SlurmJob as Known
 from .parallelcluster import Cluster
 from .resources import Partitions
 
@@ -374,7 +374,7 @@ class Slurm(Backend):
         )
         return Status(phase, words, job.restarts + 1, exits, {}, hosts, leaves=True)
 
-    def _why_waiting(self, job: Known) -> str:
+    def _why_waiting(self, job: SlurmJob) -> str:
         words = self._with_leader(why_waiting(job.reason), job)
         nodes = (
             self.engine.unavailable(self._sited()[0].fleet.slurm.partition or "")
@@ -385,7 +385,7 @@ class Slurm(Backend):
             [words, *(f"{node} is {why}" for node, why in list(nodes.items())[:NAMED])]
         )
 
-    def _with_leader(self, words: str, job: Known) -> str:
+    def _with_leader(self, words: str, job: SlurmJob) -> str:
         """Appends the run and state of the job that this job depends on, if trainfleet submitted
         it.
         """
@@ -507,7 +507,7 @@ def as_slurm_says(name: str) -> Host:
     return Host(name, name)
 
 
-def _ours(job: Known) -> list[str]:
+def _ours(job: SlurmJob) -> list[str]:
     """Parses the job comment that `submit` wrote: mark, token, nodes, job folder, run folder.
 
     Returns an empty list for jobs that trainfleet did not submit.
@@ -518,6 +518,6 @@ def _ours(job: Known) -> list[str]:
     return []
 
 
-def _token(job: Known) -> str:
+def _token(job: SlurmJob) -> str:
     """Returns the token of a trainfleet job, or "" for other jobs."""
     return "".join(_ours(job)[1:2])

@@ -304,11 +304,6 @@ OURS = {  # option → config key that sets it, or "" if trainfleet hard-codes i
             "exclude",
             "dependency",
             "kill-on-invalid-dep",
-        ),
-        "",
-    ),
-    **dict.fromkeys(
-        (
             "output",
             "error",
             "input",
@@ -317,13 +312,23 @@ OURS = {  # option → config key that sets it, or "" if trainfleet hard-codes i
             "export",
             "export-file",
             "get-user-env",
+            "array",
+            "wrap",
+            "test-only",
+            "wait",
+            "parsable",
+            "quiet",
+            "help",
+            "usage",
+            "version",
+            "clusters",
+            "no-kill",
+            "uid",
+            "gid",
+            "ignore-pbs",
         ),
         "",
     ),
-    **dict.fromkeys(
-        ("array", "wrap", "test-only", "wait", "parsable", "quiet", "help", "usage", "version"), ""
-    ),
-    **dict.fromkeys(("clusters", "no-kill", "uid", "gid", "ignore-pbs"), ""),
 }
 # memory options; with fleet.exclusive, trainfleet sets them to give jobs all of a node's memory
 WHOLE_NODES = ("mem", "mem-per-cpu", "mem-per-gpu")
