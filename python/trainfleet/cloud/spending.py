@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..config import Config
+from ..config.derive import tokenizing
 from ..config.tables import read_table
-from ..config.tokenizing import tokenizing
 from ..config.types import Fsx, Queue
 from ..plan.estimate import Bill, BillStage
 from .instances import HEAD_GIB, builds_first, capacity_of
