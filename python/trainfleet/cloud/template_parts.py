@@ -183,13 +183,9 @@ def role(
     inputs: Inputs, service: str, allowed: Iterable[Json], managed: Iterable[str] = ()
 ) -> Resource:
     """Builds a role that `service` assumes. `managed`: names of AWS managed policies."""
-    trust = {"Effect": "Allow", "Action": ["sts:AssumeRole"], "Principal": {"Service": [service]}}
-    made = resource(
-        "AWS::IAM::Role", AssumeRolePolicyDocument={"Version": "2012-10-17", "Statement": [trust]}
-    )
+    made = fixed("role", SERVICE=service)
     if arns := [f"arn:{inputs.partition}:iam::aws:policy/{name}" for name in managed]:
         made["Properties"]["ManagedPolicyArns"] = arns
     if statements := list(allowed):
-        policy = {"Version": "2012-10-17", "Statement": statements}
-        made["Properties"]["Policies"] = [{"PolicyName": "run", "PolicyDocument": policy}]
+        made["Properties"]["Policies"] = [fixed("policy", STATEMENTS=statements)]
     return made
