@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from ipaddress import ip_network
 from typing import Any
 
-from ..config import Config
-from ..config.types_backends import Queue
+from ..config.types import Config, Queue
 from ..hardware import node_types
 from . import template_parts
 from .calls import Calls, Row, passing

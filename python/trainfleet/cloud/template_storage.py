@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from ..config import Config
-from ..config.types import Fsx, Refusals
+from ..config.types import Config, Fsx, Refusals
 from ..hardware import node_types
 from ..trust.untrusted_input import show
 from .template_inputs import Inputs, bucket_of, slug
