@@ -28,6 +28,7 @@ LOCKS = re.compile(
     r"docker/platforms\.lock\.yaml|pyproject\.toml|requirements[a-z-]*\.lock|tests/.*|scripts/versions\.py|.*/instance_types\.json|.*/skeleton/pyproject\.toml\.txt|.*\.(png|gz)"
 )
 PROSE = re.compile(r".*\.md")
+TABLE = re.compile(r"/python/trainfleet/(?!recipes/).*\.yaml$")
 DOTTED = r"\d+\.\d+(?:\.\d+)+(?:[a-z+.-][a-z0-9.]*)?"
 PRODUCTS = (
     r"(?:torch|torchao|transformers|neuronx?|aws-neuronx|nki|efa|libfabric|rdma|nccl|cuda|cudnn|nvidia|driver|lustre|slurm|parallelcluster|"
@@ -77,10 +78,12 @@ def _versions(entry: object) -> Iterator[str]:
 def find(path: Path, known: set[str]) -> Iterator[tuple[int, str]]:
     """(line, version) of each that stands in a file."""
     text = path.read_text(encoding="utf-8", errors="replace")
+    # the program and its tables, but for recipes
+    has_messages = path.suffix == ".py" or TABLE.search(str(path))
     for number, line in what_runs(path, text):
         for match in VERSION.finditer(SAID.sub("", ADDRESS.sub("", line))):
             # a message: "gone since NCCL 2.5"
-            if path.suffix != ".py" or not match["named"] or " " not in match["named"]:
+            if not has_messages or not match["named"] or " " not in match["named"]:
                 yield number, match[0]
     exact = re.compile(
         r"(?<![\w.])(?:"

@@ -176,7 +176,8 @@ class Nxd:
                     found[where] = Owned(module, name, self.slices[where], masters[id(parameter)])
         # create the moments now, so that the first step runs the same program as later steps
         for held in found.values():
-            self.states[held.master].update(first_moments(held.master))
+            moments = {name: torch.zeros_like(held.master) for name in ("exp_avg", "exp_avg_sq")}
+            self.states[held.master].update({"step": torch.zeros(()), **moments})
         return found
 
     def _add_up(self, copies: int) -> None:
@@ -394,14 +395,6 @@ def optimizer(options: dict[str, Any], model: nn.Module, config: Config) -> Any:
         # NxD 0.18 does not pass this limit on, so torch_xla would use its default of 1.0
         values["max_norm"] = options["optimizer_config"]["max_grad_norm"]
     return nxd.initialize_parallel_optimizer(options, named(row.xla), groups, **values)
-
-
-def first_moments(master: Tensor) -> dict[str, Tensor]:
-    return {
-        "step": torch.zeros(()),
-        "exp_avg": torch.zeros_like(master),
-        "exp_avg_sq": torch.zeros_like(master),
-    }
 
 
 def weights_of(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:

@@ -309,7 +309,10 @@ def load(tag: Path, shape: Model, sizes: dict[str, torch.Size]) -> dict[str, Ten
     ranks: list[dict[str, StoredTensor]] = [{} for _ in range(1 + max(rank for rank, _ in files))]
     for (rank, _), path in sorted(files.items()):
         content = content_of(path)
-        if not isinstance(content, dict) or not all(map(_is_weight, content, content.values())):
+        if not isinstance(content, dict) or not all(
+            isinstance(name, str) and isinstance(value, Tensor | TensorReference)
+            for name, value in content.items()
+        ):
             raise unreadable(path, "it does not contain named weights")
         ranks[rank] |= {name: StoredTensor(path, name, value) for name, value in content.items()}
     return huggingface_weights.collect([Whole(ranks, shape, str(tag))], tag, shape, sizes)
@@ -322,10 +325,6 @@ class TensorReference:
     """
 
     tid: object = None
-
-
-def _is_weight(name: object, value: object) -> bool:
-    return isinstance(name, str) and isinstance(value, Tensor | TensorReference)
 
 
 def content_of(path: Path) -> Any:

@@ -17,7 +17,7 @@ from typing import Any
 
 from accounts import Case, Engine, Shape, bytes_of
 
-from trainfleet.config.precision import USABLE
+from trainfleet.config.limits import USABLE
 from trainfleet.hardware import accelerators
 
 ROWS = Path(__file__).parent / "published.jsonl"

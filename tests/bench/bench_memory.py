@@ -22,8 +22,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 
 from allocations import CONFIG, measure  # noqa: E402
 from trainfleet.config import Settings, load  # noqa: E402
+from trainfleet.config.limits import is_half  # noqa: E402
 from trainfleet.config.memory import memory_of  # noqa: E402
-from trainfleet.config.precision import is_half  # noqa: E402
 from trainfleet.devices.cpu import Cpu  # noqa: E402
 from trainfleet.engine.world import World  # noqa: E402
 

@@ -250,7 +250,11 @@ def of_kinds(table: str = "kinds.yaml") -> dict[str, set[str]]:
     """kind of resource → what `make clean` asks to find and to remove it, by a table."""
     rows = read_table(ROOT / "python/trainfleet/cloud" / table)
     return {
-        row["kind"]: {f"{row['service']}:{row[what]}" for what in ("find", "remove") if what in row}
+        row["kind"]: {
+            f"{row['service']}:{name}"
+            for name in (row.get("find"), row.get("remove"), row.get("first", {}).get("call"))
+            if name
+        }
         for row in rows
         if "service" in row
     }

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from trainfleet.config import Settings, load
-from trainfleet.config.precision import format_of
+from trainfleet.config.limits import format_of
 from trainfleet.devices import cpu
 from trainfleet.devices.cpu import Cpu
 from trainfleet.hardware import cpu_speed, node_types

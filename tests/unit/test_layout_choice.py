@@ -11,7 +11,7 @@ from trainfleet.cli import main as command
 from trainfleet.config import Config, Derived, Settings, load
 from trainfleet.config.layout_search import needs
 from trainfleet.config.layouts import refit
-from trainfleet.config.precision import usable_bytes
+from trainfleet.config.limits import usable_bytes
 from trainfleet.hardware.node_types import INSTANCE_TYPES
 from trainfleet.recipes import FOLDER
 from trainfleet.trust.errors import ConfigError

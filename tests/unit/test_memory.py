@@ -18,8 +18,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from allocations import CONFIG, measure
 from trainfleet.config import Settings, load
+from trainfleet.config.limits import is_half
 from trainfleet.config.memory import memory_of
-from trainfleet.config.precision import is_half
 from trainfleet.devices.cpu import Cpu
 from trainfleet.engine.parallel import arrange
 from trainfleet.engine.world import World

@@ -111,12 +111,11 @@ def _tried(check: Check, config: Config, calls: Calls, inputs: Inputs) -> Obstac
     try:
         yield from check(config, calls, inputs)
     except CloudError as error:
-        if error.code in DENIED:
-            words = str(getattr(check, "func", check).__doc__).removeprefix("Checks ").split()
-            subject = re.split(r"[:.](?: |$)", " ".join(words))[0]
-            yield Obstacle(f"not checked ({error.what}): {subject}", blocks=False)
-        else:
+        if error.code not in DENIED:
             raise
+        words = str(getattr(check, "func", check).__doc__).removeprefix("Checks ").split()
+        subject = re.split(r"[:.](?: |$)", " ".join(words))[0]
+        yield Obstacle(f"not checked ({error.what}): {subject}", blocks=False)
 
 
 def allowed(config: Config, calls: Calls, inputs: Inputs) -> Obstacles:

@@ -82,9 +82,12 @@ def describe(changes: list[Change], is_new: bool) -> Iterator[str]:
         counts = Counter(short(change.kind) for change in changes)
         parts = ", ".join(f"{count} {kind}" for kind, count in counts.items())
         line = f"a new stack of {len(changes)} resources: {parts}"
-        first, later = "  + ", "    "
         yield textwrap.fill(
-            line, WIDTH, break_on_hyphens=False, initial_indent=first, subsequent_indent=later
+            line,
+            WIDTH,
+            break_on_hyphens=False,
+            initial_indent="  + ",
+            subsequent_indent="    ",
         )
         return
     if not changes:

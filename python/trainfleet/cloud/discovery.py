@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..config import Config
-from ..config.tokenizing import tokenizing
+from ..config.derive import tokenizing
 from ..hosts.platform import load_platform
 from ..trust.errors import CloudError, ConfigError, NotAsked
 from . import clock

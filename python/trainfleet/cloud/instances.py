@@ -162,8 +162,7 @@ def placement(config: Config, inputs: Inputs) -> Any:
 
 
 def _node(config: Config, slot: int) -> Resource:
-    name = pairs({"Name": f"{config.fleet_name}-{slot}"})
-    return resource("AWS::EC2::Instance", LaunchTemplate=newest("Template"), Tags=name)
+    return fixed("node", NAME=f"{config.fleet_name}-{slot}")
 
 
 def _node_data(config: Config, inputs: Inputs, tags: dict[str, str]) -> Json:
@@ -230,17 +229,8 @@ def hardened(root: Any, volume: int, tags: dict[str, str]) -> Json:
     return fixed("hardened", ROOT=root, SIZE=volume, TAGS=pairs(tags))
 
 
-def newest(template: str) -> Json:
-    """Returns a reference to the newest version of the stack's launch template."""
-    return {
-        "LaunchTemplateId": ref(template),
-        "Version": attribute(template, "LatestVersionNumber"),
-    }
-
-
 def _template(data: Json, tags: dict[str, str]) -> Resource:
-    own = {"ResourceType": "launch-template", "Tags": pairs(tags)}
-    return resource("AWS::EC2::LaunchTemplate", LaunchTemplateData=data, TagSpecifications=[own])
+    return fixed("template", TAGS=pairs(tags), DATA=data)
 
 
 def _head(config: Config, inputs: Inputs, tags: dict[str, str]) -> Resources:

@@ -9,6 +9,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from ..trust.errors import CloudError
@@ -73,7 +74,7 @@ def find(calls: Calls, config: str | None = None) -> list[OwnedResource]:
     Raises:
         CloudError: AWS gave another error or no answer, so resources are unknown.
     """
-    kinds = ((kind.name, _finder(kind)) for kind in (*SCHEDULER_KINDS, *KINDS))
+    kinds = ((kind.name, partial(_of_kind, kind)) for kind in (*SCHEDULER_KINDS, *KINDS))
     looks: list[tuple[str, Look]] = [("stack", _stacks), *kinds, ("any other", _others)]
     found: list[OwnedResource] = []
     for name, look in looks:
@@ -190,25 +191,18 @@ def costing(found: Iterable[OwnedResource]) -> list[str]:
 def _stacks(calls: Calls, config: str | None) -> Iterable[OwnedResource]:
     for row in calls.pages("cloudformation", "DescribeStacks", "Stacks"):
         if is_ours(tags := tags_of(row.get("Tags")), config):
-            name, status, since = (
-                row["StackName"],
-                row["StackStatus"],
-                _seconds(row["CreationTime"]),
-            )
-            yield OwnedResource("stack", name, tags.get(CONFIG, ""), status, since, row=row)
+            name, owner, since = row["StackName"], tags.get(CONFIG, ""), row["CreationTime"]
+            status = row["StackStatus"]
+            yield OwnedResource("stack", name, owner, status, _seconds(since), row=row)
 
 
-def _finder(kind: ResourceKind) -> Look:
-    def look(calls: Calls, config: str | None) -> Iterator[OwnedResource]:
-        for id_, tags, row in kind.find(calls, config):
-            what, usd = prices.cost_of(kind.name, row)
-            stays = (kind.name in BESIDE and LOCK in tags) or _holds_data(
-                calls, kind.name, id_, row
-            )
-            since, owner = _since(row, tags), tags.get(CONFIG, "")
-            yield OwnedResource(kind.name, id_, owner, what, since, usd, stays, row, kind)
-
-    return look
+def _of_kind(kind: ResourceKind, calls: Calls, config: str | None) -> Iterator[OwnedResource]:
+    for id_, tags, row in kind.find(calls, config):
+        what, usd = prices.cost_of(kind.name, row)
+        is_image = kind.name in BESIDE and LOCK in tags
+        stays = is_image or _holds_data(calls, kind.name, id_, row)
+        since, owner = _since(row, tags), tags.get(CONFIG, "")
+        yield OwnedResource(kind.name, id_, owner, what, since, usd, stays, row, kind)
 
 
 def _others(calls: Calls, config: str | None) -> Iterable[OwnedResource]:

@@ -95,10 +95,9 @@ class Prices:
 
     def _priced(self, name: str, kind: str, zone: str) -> Price:
         if (name, kind) not in self.known:
-            kind_, source = "instance", TABLE
+            listed = Price(of("instance", name, 1), TABLE)
             if kind == "training":
-                kind_, source = kind, OF_SAGEMAKER
-            listed = Price(of(kind_, name, 1), source)
+                listed = Price(of(kind, name, 1), OF_SAGEMAKER)
             self.known[name, kind] = self._ask(name, kind, zone) or listed
         return self.known[name, kind]
 

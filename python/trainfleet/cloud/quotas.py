@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from ipaddress import ip_network
 from typing import Any
 
-from ..config import Config
-from ..config.types_backends import Queue
+from ..config.types import Config, Queue
 from ..hardware import node_types
 from . import template_parts
 from .calls import Calls, Row, passing
@@ -263,7 +262,11 @@ def _open(row: Row, config: Config, calls: Calls, inputs: Inputs) -> Obstacles:
     ]
     if routes and not any(route.get("State") != "blackhole" for route in leads):
         what = "has no route to the Internet, which set-up needs for drivers and packages"
-    elif leads and all(map(_is_gateway, leads)) and not _public(config, row, inputs):
+    elif (
+        leads
+        and all(str(route.get("GatewayId")).startswith("igw-") for route in leads)
+        and not _public(config, row, inputs)
+    ):
         what = "reaches the Internet by a gateway, but nodes have no public address there"
     if what:
         then = (
@@ -271,10 +274,6 @@ def _open(row: Row, config: Config, calls: Calls, inputs: Inputs) -> Obstacles:
             "mirror and endpoints"
         )
         yield Obstacle(f"{row['SubnetId']} {what}", then, blocks=False)
-
-
-def _is_gateway(route: Row) -> bool:
-    return str(route.get("GatewayId")).startswith("igw-")
 
 
 def _routes(calls: Calls, subnet: Row) -> list[Row]:

@@ -114,19 +114,6 @@ def amis(calls: Calls, config: str | None) -> Things:
         yield row["ImageId"], tags_of(row.get("Tags")), row
 
 
-def _remove_gateway(calls: Calls, which: str, row: Row) -> object:
-    for attachment in row.get("Attachments", ()):
-        calls("ec2", "DetachInternetGateway", InternetGatewayId=which, VpcId=attachment["VpcId"])
-    return calls("ec2", "DeleteInternetGateway", InternetGatewayId=which)
-
-
-def _remove_table(calls: Calls, which: str, row: Row) -> object:
-    for one in row.get("Associations", ()):
-        if not one.get("Main"):
-            calls("ec2", "DisassociateRouteTable", AssociationId=one["RouteTableAssociationId"])
-    return calls("ec2", "DeleteRouteTable", RouteTableId=which)
-
-
 def _roles(calls: Calls, config: str | None) -> Things:
     for row in calls.pages("iam", "ListRoles", "Roles"):
         if not row["RoleName"].startswith(NAMED):
@@ -166,17 +153,6 @@ def _remove_role(calls: Calls, which: str, row: Row) -> object:
     ):
         calls("iam", "DetachRolePolicy", RoleName=which, PolicyArn=policy["PolicyArn"])
     return calls("iam", "DeleteRole", RoleName=which)
-
-
-def _remove_profile(calls: Calls, which: str, row: Row) -> object:
-    for role in row.get("Roles", ()):
-        calls(
-            "iam",
-            "RemoveRoleFromInstanceProfile",
-            InstanceProfileName=which,
-            RoleName=role["RoleName"],
-        )
-    return calls("iam", "DeleteInstanceProfile", InstanceProfileName=which)
 
 
 def _buckets(calls: Calls, config: str | None) -> Things:
@@ -264,9 +240,14 @@ def _finder(said: Row) -> Find:
 
 
 def _remover(said: Row) -> Remove:
-    name = said.get("as", said["id"])
+    name, first = said.get("as", said["id"]), said.get("first", {})
 
     def remove(calls: Calls, which: str, row: Row) -> object:
+        for one in row.get(first.get("each"), ()):
+            if not one.get(first.get("unless")):
+                values = {**row, **one}
+                named = {parameter: values[key] for parameter, key in first["with"].items()}
+                calls(said["service"], first["call"], **named)
         named = {f"{name}s": [which]} if said.get("listed") else {name: which}
         return calls(said["service"], said["remove"], **named)
 
@@ -380,9 +361,6 @@ FINDERS: dict[str, Find] = {
     "parameter": _parameters,
 }
 REMOVERS: dict[str, Remove] = {
-    "internet gateway": _remove_gateway,
-    "route table": _remove_table,
-    "instance profile": _remove_profile,
     "role": _remove_role,
     "image": repository.release_image,
     "repository": repository.remove_repository,

@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..config import Config
-from ..config.tokenizing import tokenizing
+from ..config.derive import tokenizing
 from ..hardware import node_types
 from ..trust.errors import CloudError
 from .calls import Json

@@ -12,10 +12,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..config import Config
+from ..config.derive import tokenizing
 from ..config.tables import read_table
-from ..config.tokenizing import tokenizing
-from ..config.types import Fsx, Queue
+from ..config.types import Config, Fsx, Queue
 from ..plan.estimate import Bill, BillStage
 from .instances import HEAD_GIB, builds_first, capacity_of
 from .prices import GB, GIB_MONTH, OF_SAGEMAKER, TABLE, Price, Prices, by_table, of

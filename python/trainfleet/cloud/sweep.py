@@ -94,7 +94,9 @@ class Sweep:
         asked: set[str] = set()
         before, moved = None, clock.now()
         while left := [
-            one for one in find(self.calls, self.stack.config) if chosen(one) and self._may_go(one)
+            one
+            for one in find(self.calls, self.stack.config)
+            if chosen(one) and one.removable and one.id not in self.denied
         ]:
             ids = {one.id for one in left}
             if ids != before:
@@ -104,9 +106,6 @@ class Sweep:
             for one in left:
                 self._ask(one, asked)
             clock.sleep(AGAIN)
-
-    def _may_go(self, one: OwnedResource) -> bool:
-        return one.removable is not None and one.id not in self.denied
 
     def _ask(self, one: OwnedResource, asked: set[str]) -> None:
         """Requests the deletion of one resource, unless it was requested or has begun."""

@@ -20,7 +20,7 @@ from ..trust.errors import ConfigError
 from .calls import Json
 from .instances import machines
 from .template_inputs import TEMPLATE_TYPES, Inputs, bucket_of, pairs, tags_of
-from .template_parts import Resources, attribute, network, ref, roles, walls
+from .template_parts import Resources, attribute, fixed, network, ref, roles, walls
 from .template_storage import bucket, file_system, logs, makes_file_system
 
 MOST_BYTES = 51_200  # of a template in a request. Source: CloudFormation quotas
@@ -94,10 +94,7 @@ def outputs(config: Config, inputs: Inputs, made: Resources) -> Json:
     """Returns the stack's outputs: names and addresses that exist only after creation."""
     values: Json = {
         "BucketName": bucket_of(config, inputs),
-        "Made": ref("Created"),
-        "By": ref("Owner"),
-        "In": ref("Zone"),
-        "OneInterface": ref("Plain"),
+        **fixed("outputs"),
     }
     if inputs.subnet or "PrivateSubnet" in made:
         values["Subnet"] = inputs.subnet or ref("PrivateSubnet")

@@ -7,6 +7,7 @@ only SSM, the config's buckets, its images and its log.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -54,13 +55,14 @@ def fixed(name: str, **values: Any) -> Json:
 
     A text replaces the word in any string. Another value replaces the whole string.
     """
-    text = json.dumps(RESOURCES[name])
-    for word, value in values.items():
-        is_text = isinstance(value, str)
-        text = text.replace(
-            word if is_text else f'"{word}"', value if is_text else json.dumps(value)
-        )
-    found: Json = json.loads(text)
+
+    def put(match: re.Match[str]) -> str:
+        value = json.dumps(values[match[0].strip('"')])
+        return value if match[0].startswith('"') else value[1:-1]
+
+    # One pass, because a value may contain another word.
+    words = "|".join(f'"{word}"|{word}' for word in values) or "$^"
+    found: Json = json.loads(re.sub(words, put, json.dumps(RESOURCES[name])))
     return found
 
 
@@ -183,13 +185,9 @@ def role(
     inputs: Inputs, service: str, allowed: Iterable[Json], managed: Iterable[str] = ()
 ) -> Resource:
     """Builds a role that `service` assumes. `managed`: names of AWS managed policies."""
-    trust = {"Effect": "Allow", "Action": ["sts:AssumeRole"], "Principal": {"Service": [service]}}
-    made = resource(
-        "AWS::IAM::Role", AssumeRolePolicyDocument={"Version": "2012-10-17", "Statement": [trust]}
-    )
+    made = fixed("role", SERVICE=service)
     if arns := [f"arn:{inputs.partition}:iam::aws:policy/{name}" for name in managed]:
         made["Properties"]["ManagedPolicyArns"] = arns
     if statements := list(allowed):
-        policy = {"Version": "2012-10-17", "Statement": statements}
-        made["Properties"]["Policies"] = [{"PolicyName": "run", "PolicyDocument": policy}]
+        made["Properties"]["Policies"] = [fixed("policy", STATEMENTS=statements)]
     return made

@@ -17,12 +17,11 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from ..config import Config
-from ..config.types import Fsx, Refusals
+from ..config.types import Config, Fsx, Refusals
 from ..hardware import node_types
 from ..trust.untrusted_input import show
 from .template_inputs import Inputs, bucket_of, slug
-from .template_parts import Resource, Resources, fixed, ref, resource, subnet
+from .template_parts import Resource, Resources, fixed, subnet
 
 # keys of fleet.fsx for a new file system
 MADE = ("size_gib", "type", "throughput", "efa", "s3_import", "s3_export")
@@ -131,14 +130,8 @@ def _links(config: Config, inputs: Inputs) -> Iterator[tuple[str, Resource]]:
 
 
 def _link(path: str, address: str, **policy: Any) -> Resource:
-    return resource(
-        "AWS::FSx::DataRepositoryAssociation",
-        FileSystemId=ref("FileSystem"),
-        FileSystemPath=path,
-        DataRepositoryPath=address,
-        BatchImportMetaDataOnCreate="AutoImportPolicy" in policy,
-        S3=policy,
-    )
+    imports = "AutoImportPolicy" in policy
+    return fixed("link", FOLDER=path, ADDRESS=address, IMPORTS=imports, POLICY=policy)
 
 
 def log_group(config: Config) -> str:
@@ -148,8 +141,7 @@ def log_group(config: Config) -> str:
 
 def logs(config: Config) -> Resources:
     """Builds the nodes' log group."""
-    more = {"LogGroupName": log_group(config), "RetentionInDays": LOG_DAYS}
-    return {"Log": resource("AWS::Logs::LogGroup", **more)}
+    return fixed("logs", GROUP=log_group(config), DAYS=LOG_DAYS)
 
 
 # bytes/s of one GET, GETs that a node has in flight, GETs per second of a prefix

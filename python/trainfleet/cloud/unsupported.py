@@ -16,7 +16,9 @@ MOST_NODES = 120  # nodes in one stack: a request holds at most 51,200 bytes of 
 
 def refuse(config: Config) -> Refusals:
     """Yields every reason why AWS can't make the fleet of a config."""
-    yield from _type(config)
+    if config.fleet.instance_type is None:
+        why = "AWS needs an instance type to make the machines"
+        yield "fleet.instance_type", f"null: {why}; set one, such as trn1.32xlarge"
     yield from refuse_of_scheduler(config)
     for rule in (_ways_in, _file_system, _size):
         yield from rule(config)
@@ -26,12 +28,6 @@ def refuse_of_scheduler(config: Config) -> Refusals:
     """Yields the reasons that also apply if AWS Batch makes the machines."""
     for rule in (_reservation, _block, _sold, _network):
         yield from rule(config)
-
-
-def _type(config: Config) -> Refusals:
-    if config.fleet.instance_type is None:
-        why = "AWS needs an instance type to make the machines"
-        yield "fleet.instance_type", f"null: {why}; set one, such as trn1.32xlarge"
 
 
 def _buys_block(config: Config) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .families import FAMILIES
-from .precision import by_parts, casts
+from .limits import by_parts, casts
 from .types import Config
 
 FULL = 4  # bytes per fp32 element

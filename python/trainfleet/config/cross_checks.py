@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from ..hardware import node_types
 from ..trust.spelling import suggest
-from . import addresses, neuron_limits, owned_machines, precision, schedule, tokenizing
+from . import addresses, derive, limits, owned_machines, schedule
 from .families import FAMILIES, Preset
 from .host_list import parse_hosts
 from .types import Config, Layout, Refusals
@@ -57,12 +57,9 @@ def check(config: Config, broken: set[str], tokens: int) -> Refusals:
             f"{config.model.vocab_size} is smaller than the tokenizer's {tokens} (data.tokenizer)",
         )
     for rule in RULES:
-        yield from ((key, message) for key, message in rule(config) if not _is_open(key, broken))
-
-
-def _is_open(key: str, broken: set[str]) -> bool:
-    """Returns whether a key or one of its parent groups already has an error."""
-    return key in broken or any(key.startswith(f"{group}.") for group in broken)
+        for key, message in rule(config):
+            if not any(f"{key}.".startswith(f"{group}.") for group in broken):
+                yield key, message
 
 
 def check_shape(config: Config) -> Refusals:
@@ -173,9 +170,9 @@ def _tensor(config: Config) -> Refusals:
             "train.parallelism.tensor",
             f"{tensor}: {model.family} normalizes all heads together; use 1",
         )
-    elif heads % tensor and not neuron_limits.copies_heads(config):
+    elif heads % tensor and not limits.copies_heads(config):
         both = f"model.heads {model.heads} and model.kv_heads {model.kv_heads}"
-        more = [f"{degree} ({copies})" for degree, copies in neuron_limits.copies(config).items()]
+        more = [f"{degree} ({copies})" for degree, copies in limits.copies(config).items()]
         copied = f"; with copied key-value heads (copies each): {', '.join(more)}" if more else ""
         yield (
             "train.parallelism.tensor",
@@ -425,9 +422,9 @@ DIVISION: tuple[Rule, ...] = (_layout, _tensor, _pipeline, _context, _global_bat
 OF_A_LAYOUT: tuple[Rule, ...] = (
     *DIVISION,
     _samples,
-    precision.check_budget,
-    precision.check_formats,
-    neuron_limits.check_layout,
+    limits.check_budget,
+    limits.check_formats,
+    limits.check_layout,
 )
 
 
@@ -447,12 +444,12 @@ RULES: tuple[Rule, ...] = (
     _samples,
     _sequence,
     schedule.check,
-    precision.check_budget,
-    precision.check_formats,
+    limits.check_budget,
+    limits.check_formats,
     _profile,
     addresses.check_destination,
-    neuron_limits.check_node,
-    neuron_limits.check_layout,
-    neuron_limits.check_training,
-    tokenizing.refuse,
+    limits.check_node,
+    limits.check_layout,
+    limits.check_training,
+    derive.check_tokenizing,
 )

@@ -1,7 +1,8 @@
 """Derives values for keys that the config leaves unset, with the reasons that `make plan` shows.
 
 Layouts are derived in layouts.py. Also writes a config as YAML, either resolved or as the user
-requested it; only the requested form can be derived again.
+requested it; only the requested form can be derived again. And selects the machines that tokenize:
+data.tokenize_instance_type, or the fleet's.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from ..hardware import cpu_speed, node_types
 from ..hardware.accelerators import Accelerator
 from . import addresses, huggingface_config, owned_machines
 from .families import FAMILIES, PLAIN, PRESETS, USUAL, Preset
-from .neuron_limits import XLA
-from .types import Config, Rows, Values, flat
+from .limits import XLA
+from .types import Config, Refusals, Rows, Values, flat
 
 COMPILE_PAYS_MINUTES = 3
 CPU_SHARE = 0.5  # fraction of a CPU step that is spent in matmuls
@@ -261,3 +262,43 @@ def dump_asked(config: Config, derivation: Derivation) -> str:
 def _yaml(values: Values) -> str:
     plain = json.loads(json.dumps(values))  # YAML's safe dumper rejects tuples
     return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
+
+
+def tokenizing(config: Config) -> Config:
+    """Returns the config of a tokenize job.
+
+    If data.tokenize_instance_type is set, the job runs on one on-demand machine of that type.
+    Memory, licences, image and reservation are reset, because they are for the training machines.
+    Otherwise the config is returned unchanged.
+    """
+    if config.data.tokenize_instance_type is None:
+        return config
+    aws = replace(config.fleet.aws, capacity="on-demand", reservation=None, ami=None)
+    batch = replace(config.fleet.batch, shared_memory_gib=None, consumable_resources=())
+    fleet = replace(
+        config.fleet,
+        instance_type=config.data.tokenize_instance_type,
+        nodes=1,
+        spot=False,
+        aws=aws,
+        batch=batch,
+    )
+    return replace(config, fleet=fleet)
+
+
+def check_tokenizing(config: Config) -> Refusals:
+    """Yields the key and message if data.tokenize_instance_type is not an allowed value."""
+    name, rows = config.data.tokenize_instance_type, node_types.INSTANCE_TYPES.values()
+    # x86 processors, which the images need, and neither accelerators nor EFA
+    works = [row.name for row in rows if row.kind == "cpu" and not row.efa]
+    if name is not None and name not in works:
+        row = node_types.instance(name)
+        why = (
+            "tokenizing does not use its accelerators or EFA"
+            if row
+            else "it is not in the table of instance types"
+        )
+        yield (
+            "data.tokenize_instance_type",
+            f"{name!r}: {why}; use one of {', '.join(works)}, or null for the fleet's machines",
+        )

@@ -106,7 +106,10 @@ def unused(folder: Path) -> list[str]:
 def _read(content: Any) -> Preset:
     if not isinstance(content, dict):
         raise InputError(f"must be an object, not {show(content)}")
-    _require_unquantized(content.get("quantization_config"))
+    if (how := content.get("quantization_config")) is not None:
+        what = f"the weights are quantized ({show(how)}) and can't be trained"
+        then = "use the folder of the unquantized model"
+        raise InputError(f"{what}; {then}", key="quantization_config")
     name = content.get("model_type")
     if not isinstance(name, str) or name not in FAMILIES:
         raise InputError(
@@ -148,15 +151,6 @@ def _dimensions(content: Json, family: Family) -> Json:
     for ours, theirs in keys.items():
         _check(ours, theirs, shape[ours])
     return shape
-
-
-def _require_unquantized(how: Any) -> None:
-    if how is not None:
-        what = (
-            f"the weights are quantized ({show(how)}) and can't be trained; use the folder of the "
-            "unquantized model"
-        )
-        raise InputError(what, key="quantization_config")
 
 
 def _whole(value: Any) -> int:

@@ -17,9 +17,8 @@ from ..hardware.accelerators import Accelerator
 from . import cross_checks
 from .cross_checks import divisors
 from .families import FAMILIES
+from .limits import is_half, is_xla, usable_bytes
 from .memory import memory_of
-from .neuron_limits import is_xla
-from .precision import is_half, usable_bytes
 from .speed import StepTime, step_of
 from .speed_inputs import as_device, work_of
 from .types import Config, Layout
@@ -36,6 +35,7 @@ KEYS = (
 )
 PLAIN = Layout(fsdp=1, tensor=1, pipeline=1, context=1)
 MODES = ("none", "selective", "full")
+SMALLEST = {"micro_batch_size": 1, "activation_checkpointing": MODES[0]}
 MOST_TOKENS = 16384  # maximum tokens per micro-batch; matmuls get no faster beyond it
 MOST_CONTEXT = 64
 LONG = 16384  # minimum sequence length for trying context parallelism
@@ -107,11 +107,7 @@ def _undecided(config: Config, asked: set[str]) -> Config:
         for name in [key.removeprefix("parallelism.")]
         if name != key
     }
-    rest = {
-        name: value
-        for name, value in (("micro_batch_size", 1), ("activation_checkpointing", MODES[0]))
-        if name in asked
-    }
+    rest = {name: value for name, value in SMALLEST.items() if name in asked}
     return replace(config, train=replace(train, parallelism=replace(layout, **plain), **rest))  # type: ignore[arg-type]
 
 
@@ -212,7 +208,7 @@ def _layouts(config: Config, asked: Set[str], device: Accelerator) -> Iterator[L
 
 def _tensors(config: Config, device: Accelerator) -> list[int]:
     """Returns the tensor degrees to try. Without direct links between a node's devices, only 1."""
-    # NxD Core can replicate key/value heads (neuron_limits.copies_heads).
+    # NxD Core can replicate key/value heads (limits.copies_heads).
     copied = is_xla(config) and FAMILIES[config.model.family].copies_heads
     heads = config.model.heads if copied else math.gcd(config.model.heads, config.model.kv_heads)
     together = FAMILIES[config.model.family].normed == "all"

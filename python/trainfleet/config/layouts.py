@@ -14,9 +14,21 @@ from ..hardware import node_types
 from ..hardware.accelerators import Accelerator
 from . import cross_checks
 from .derive import Derived
-from .layout_search import KEYS, MODES, NEAR, PLAIN, Choice, choose, least, needs, ranked, sizes
+from .layout_search import (
+    KEYS,
+    MODES,
+    NEAR,
+    PLAIN,
+    SMALLEST,
+    Choice,
+    choose,
+    least,
+    needs,
+    ranked,
+    sizes,
+)
+from .limits import is_half, usable_bytes
 from .optimizers import OPTIMIZERS
-from .precision import is_half, usable_bytes
 from .types import Config, Values
 
 CPU_TOKENS = 4096  # enough for efficient matmuls on a CPU core (tests/bench/LOG.md)
@@ -28,19 +40,10 @@ def provide(train: Values) -> set[str]:
     Returns these keys, for `settle`.
     """
     asked = {f"parallelism.{name}" for name, value in train["parallelism"].items() if value is None}
-    asked |= {
-        name for name in ("micro_batch_size", "activation_checkpointing") if train[name] is None
-    }
-    plain = asdict(PLAIN)
-    train["parallelism"] = {
-        name: plain[name] if value is None else value
-        for name, value in train["parallelism"].items()
-    }
-    train |= {
-        name: value
-        for name, value in (("micro_batch_size", 1), ("activation_checkpointing", "none"))
-        if name in asked
-    }
+    asked |= {name for name in SMALLEST if train[name] is None}
+    given = {name: value for name, value in train["parallelism"].items() if value is not None}
+    train["parallelism"] = asdict(PLAIN) | given
+    train |= {name: value for name, value in SMALLEST.items() if name in asked}
     return asked
 
 

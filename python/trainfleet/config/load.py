@@ -6,11 +6,10 @@ If anything is invalid, all problems are reported at once.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -44,7 +43,7 @@ class Settings:
     path: Path
     set: str = ""
     # variable → (dotted key, text)
-    short: Mapping[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
+    short: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

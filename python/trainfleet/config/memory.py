@@ -20,9 +20,8 @@ from math import prod
 
 from .activations import FULL, Flow, flow_of
 from .families import FAMILIES
-from .neuron_limits import is_xla
+from .limits import casts, is_xla
 from .optimizers import OPTIMIZERS
-from .precision import casts
 from .sizes import look_ups, parts_of
 from .types import Config, Layout
 

@@ -14,10 +14,9 @@ from . import cross_checks
 from .families import PLAIN, PRESETS
 from .layout_search import smallest
 from .layouts import refit
+from .limits import USABLE, is_half, is_xla
 from .memory import FORMATS, memory_of
-from .neuron_limits import is_xla
 from .optimizers import OPTIMIZERS
-from .precision import USABLE, is_half
 from .sizes import count_parameters
 from .types import Config
 

@@ -202,7 +202,8 @@ def _no_path(key: Key, got: Any, part: Schema) -> str:
 
 def _out_of_range(key: Key, got: Any, part: Schema) -> str:
     unit = f" {part['unit']}" if part.get("unit") else ""
-    return f"must be {_range(part)}{unit}, not {show(got)}"
+    bounds = " and ".join(f"{word} {part[name]}" for name, word in BOUNDS.items() if name in part)
+    return f"must be {bounds}{unit}, not {show(got)}"
 
 
 def _malformed(key: Key, got: Any, part: Schema) -> str:
@@ -214,10 +215,6 @@ def _malformed(key: Key, got: Any, part: Schema) -> str:
     return f"{show(got)} is not valid; {_written(part)}"
 
 
-def _empty(key: Key, got: Any, part: Schema) -> str:
-    return "must not be empty"
-
-
 MESSAGES: dict[str, Callable[[Key, Any, Schema], str]] = {
     "type": lambda key, got, part: (
         f"must be {_types(part['type'])}, not {show(got)}{_nearly(part['type'], got, dotted(key))}"
@@ -226,8 +223,7 @@ MESSAGES: dict[str, Callable[[Key, Any, Schema], str]] = {
     "anyOf": _no_path,
     **dict.fromkeys(BOUNDS, _out_of_range),
     "pattern": _malformed,
-    "minItems": _empty,
-    "minLength": _empty,
+    **dict.fromkeys(("minItems", "minLength"), lambda *_: "must not be empty"),
     "maxItems": lambda key, got, part: (
         f"has {len(got):,} entries; at most {part['maxItems']:,} are allowed"
     ),
@@ -292,10 +288,6 @@ def _types(rule: str | list[str]) -> str:
     return " or ".join(names[name] for name in ([rule] if isinstance(rule, str) else rule))
 
 
-def _range(schema: Schema) -> str:
-    return " and ".join(f"{word} {schema[name]}" for name, word in BOUNDS.items() if name in schema)
-
-
 def suggest_key(key: Names, schema: Schema) -> str:
     """Suggests the key that was probably meant by an unknown key.
 
@@ -311,7 +303,7 @@ def suggest_key(key: Names, schema: Schema) -> str:
 
 
 def _suggestion(key: Names, siblings: list[str]) -> str:
-    if meant := _meant(key, siblings):
+    if meant := next(_candidates(key, siblings), None):
         if "." in key[-1] and dotted(meant) == dotted(key):
             return f"; write {meant[-1]} on a separate line below {dotted(meant[:-1])}:"
         here = meant[:-1] == key[:-1]
@@ -340,11 +332,6 @@ def _meanings() -> dict[Names, str]:
         path: part["description"].partition(". ")[0].rstrip(".")
         for path, part in walk(schema_of(Config, described=True))
     }
-
-
-def _meant(key: Names, siblings: list[str]) -> Names | None:
-    """Returns the path of the key that was probably meant, or None."""
-    return next(_candidates(key, siblings), None)
 
 
 def _exact(form: str, here: Names) -> Iterator[Names]:

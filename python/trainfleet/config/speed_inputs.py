@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from ..hardware import cpu_speed, node_types
 from ..hardware.accelerators import Accelerator
 from .families import FAMILIES
+from .limits import format_of, is_half
 from .memory import FORMATS, passes_of
 from .optimizers import OPTIMIZERS
-from .precision import format_of, is_half
 from .speed import StepTime, step_of
 from .step_work import ON_CPUS, DeviceSpeed, HostOverheads, Work
 from .types import Config

@@ -13,8 +13,8 @@ from math import exp, log
 
 from ..config import Config
 from ..config.goodput import Goodput, foresee
+from ..config.limits import format_of, is_half, usable_bytes
 from ..config.memory import Memory, memory_of
-from ..config.precision import format_of, is_half, usable_bytes
 from ..config.sizes import count_parameters, flops_per_token
 from ..config.speed import GROUPS, StepTime
 from ..config.speed_inputs import predict
@@ -212,7 +212,7 @@ def estimate(config: Config, bill: Bill | None, experience: Experience | None = 
         count_parameters(config.model),
         memory_of(config, is_half(config)),
         usable_bytes(device) if device else None,
-        _flops(config),
+        flops_per_token(config.model, config.train.sequence_length) * config.step_tokens,
         _peak(config, device, format_),
         format_,
         seconds,
@@ -242,11 +242,6 @@ def tariff_of(config: Config) -> Tariff | None:
     if own and own.usd_per_hour is not None:
         return Tariff("own", own.usd_per_hour, "fleet.accelerator.usd_per_hour")
     return next(iter(row.tariffs), None) if row else None
-
-
-def _flops(config: Config) -> float:
-    """Returns the FLOPs of a step."""
-    return flops_per_token(config.model, config.train.sequence_length) * config.step_tokens
 
 
 def _spread(

@@ -13,12 +13,11 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any
 
 from ..config import Config
-from ..config.neuron_limits import NATIVE, is_xla
-from ..config.precision import is_half
-from ..config.tokenizing import tokenizing
+from ..config.derive import tokenizing
+from ..config.limits import NATIVE, is_half, is_xla
 from ..run import run_folder
 from ..storage import s3
 from ..trust.errors import InputError, RunError
@@ -27,30 +26,6 @@ from .fabric_environment import Setting, settings_of, values_of
 
 Ranks = Annotated[int, Range(1, 2**20)]
 Variable = Annotated[str, Pattern("[A-Za-z_][A-Za-z0-9_]{0,199}")]
-
-# Fields that are missing in job records of earlier versions
-LATER = {"image": "", "after": "", "ahead": False}
-
-
-class JobRecord(TypedDict):
-    """A job as a JSON record."""
-
-    kind: Name
-    name: Name
-    folder: Name
-    nodes: Ranks
-    ranks_per_node: Ranks
-    module: Name
-    arguments: list[str]
-    torchrun: bool
-    port: Annotated[int, Range(0, 65535)] | None
-    environment: dict[Variable, str]
-    secrets: list[Variable]
-    launch: Name
-    attempt: Count
-    image: Name
-    after: Name
-    ahead: bool
 
 
 @dataclass(frozen=True)
@@ -69,21 +44,21 @@ class Job:
                exited (node/precompile.py)
     """
 
-    kind: str  # tokenize or train
-    name: str
+    kind: Name  # tokenize or train
+    name: Name
     folder: Path
-    nodes: int
-    ranks_per_node: int
-    module: str
+    nodes: Ranks
+    ranks_per_node: Ranks
+    module: Name
     arguments: tuple[str, ...]
     torchrun: bool
-    port: int | None = None
-    environment: Mapping[str, str] = field(default_factory=dict)
-    secrets: tuple[str, ...] = ()
-    launch: str = ""
-    attempt: int = 1
-    image: str = ""
-    after: str = ""
+    port: Annotated[int, Range(0, 65535)] | None = None
+    environment: Mapping[Variable, str] = field(default_factory=dict)
+    secrets: tuple[Variable, ...] = ()
+    launch: Name = ""
+    attempt: Count = 1
+    image: Name = ""
+    after: Name = ""
     ahead: bool = False
 
     @property
@@ -95,22 +70,12 @@ class Job:
 
     def record(self) -> dict[str, Any]:
         """Returns the job as a JSON record, which `of` reads."""
-        return asdict(self) | {
-            "folder": str(self.folder),
-            "arguments": list(self.arguments),
-            "secrets": list(self.secrets),
-        }
+        return asdict(self) | {"folder": str(self.folder)}
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Job:
         """Returns the job in a record. Raises InputError if the record is not a job."""
-        fields: dict[str, Any] = dict(fit(JobRecord, {**LATER, **record}))
-        fields |= {
-            "folder": Path(fields["folder"]),
-            "arguments": tuple(fields["arguments"]),
-            "secrets": tuple(fields["secrets"]),
-        }
-        return cls(**{name: fields[name] for name in JobRecord.__annotations__})
+        return fit(cls, record)
 
 
 def tokenize_job(config: Config) -> Job:
@@ -225,15 +190,6 @@ class Artifact:
     text: str
 
 
-class RequestRecord(TypedDict):
-    """A request as a JSON record."""
-
-    job: dict[str, Any]
-    artifacts: list[Artifact]
-    hosts: list[Name]
-    environment: dict[Variable, str]
-
-
 @dataclass(frozen=True)
 class Request:
     """Everything that a backend will do for a job. `hosts` are the machines by node, if the backend
@@ -245,8 +201,8 @@ class Request:
 
     job: Job
     artifacts: tuple[Artifact, ...]
-    hosts: tuple[str, ...] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)
+    hosts: tuple[Name, ...] = ()
+    environment: Mapping[Variable, str] = field(default_factory=dict)
 
     @property
     def token(self) -> str:
@@ -287,12 +243,7 @@ class Request:
 
     def record(self) -> dict[str, Any]:
         """Returns the request as a JSON record, which `of` reads."""
-        return {
-            "job": self.job.record(),
-            "artifacts": [asdict(artifact) for artifact in self.artifacts],
-            "hosts": list(self.hosts),
-            "environment": dict(self.environment),
-        }
+        return asdict(self) | {"job": self.job.record()}
 
     @classmethod
     def of(cls, record: Mapping[str, Any], where: str) -> Request:
@@ -302,13 +253,7 @@ class Request:
             RunError: the record is not a request.
         """
         try:
-            fields = fit(RequestRecord, record)
-            return cls(
-                Job.of(fields["job"]),
-                tuple(fields["artifacts"]),
-                tuple(fields["hosts"]),
-                fields["environment"],
-            )
+            return fit(cls, record)
         except InputError as error:
             why, then = f"{error.key}: {error.what}", f"run rm {where}, then make train"
             raise RunError("is not a request for a job", where=where, why=why, next=then) from error

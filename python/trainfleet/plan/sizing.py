@@ -13,7 +13,7 @@ from statistics import NormalDist
 from ..config import Config
 from ..config.goodput import foresee
 from ..config.layout_search import KEYS, Choice, choose, ranked
-from ..config.precision import format_of
+from ..config.limits import format_of
 from ..config.sizes import count_parameters, flops_per_token
 from ..hardware.accelerators import Accelerator
 from ..hardware.node_types import NodeType, Tariff

@@ -2,8 +2,8 @@
 
 Every level is checked against a type hint, and a mismatch raises InputError with the key. Supported
 hints: dataclasses, TypedDicts (may contain extra keys), tuples, lists, dicts, unions, Literal,
-plain types, and Annotated with a Range or Pattern. A bool is not accepted as an integer, and floats
-must be finite.
+plain types, Path, and Annotated with a Range or Pattern. A bool is not accepted as an integer, and
+floats must be finite.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, cast
 
 from .errors import InputError
@@ -137,6 +138,7 @@ _PLAIN: dict[Any, Callable[[Any, Any, str], Any]] = {
     int: _whole,
     float: _number,
     str: lambda _, value, key: _plain("text", value, isinstance(value, str), key),
+    Path: lambda _, value, key: Path(_fit(Name, value, key)),
     bool: lambda _, value, key: _plain("true or false", value, isinstance(value, bool), key),
     tuple: _sequence,
     list: _list,
