@@ -23,7 +23,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
     Case and punctuation are ignored. Abbreviations of known words also match.
     """
-    names = {plain(name): name for name in known}
+    names = {form: name for name in known if (form := plain(name))}
     form = plain(word)
     if not form or form in names:
         return names.get(form)
