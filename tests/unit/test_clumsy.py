@@ -18,6 +18,7 @@ from trainfleet.report import plots
 from trainfleet.report.proposal import require_own
 from trainfleet.run.run_folder import unwritable
 from trainfleet.trust.errors import ConfigError, InputError, RunError
+from trainfleet.trust.spelling import nearest
 
 
 @pytest.mark.parametrize(
@@ -196,3 +197,8 @@ def test_what_a_finished_run_has_lost_comes_back_or_is_told(tmp_path: Path, lost
         )
     assert "nothing to do" in verbs.enter(tmp_path, "train")
     assert "has no committed.json" in verbs.enter(tmp_path, "checkpoints", code=1)
+
+
+def test_a_known_name_of_punctuation_only_is_no_word_to_suggest() -> None:
+    """A dataset's columns may have any names."""
+    assert nearest("zzz", ["_"]) is None and nearest("textt", ["---", "text"]) == "text"

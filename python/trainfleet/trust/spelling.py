@@ -23,22 +23,20 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
     Case and punctuation are ignored. Abbreviations of known words also match.
     """
-    names = {plain(name): name for name in known}
+    names = {form: name for name in known if (form := plain(name))}
     form = plain(word)
     if not form or form in names:
         return names.get(form)
-    if whole := [
-        name for name in names if len(form) > 2 and "_" in form and _has_parts(name, form)
-    ]:
-        return names[min(whole, key=len)]  # llama-1b matches llama-3.2-1b, but no other size
-    best = _likest(form, names)
-    if best and (likeness(form, best) >= CLOSE or distance(form, best) <= 1):
-        return names[best]
+    parts = [name for name in names if _has_parts(name, form)]
+    best = max(names, key=lambda name: (likeness(form, name), -len(name)), default="")
+    close = likeness(form, best) >= CLOSE or distance(form, best) <= 1
     initials = [name for name in names if "".join(part[0] for part in name.split("_")) == form]
-    short = initials or [
-        name for name in names if len(form) > 2 and name[0] == form[0] and _is_within(form, name)
-    ]
-    return names[min(short, key=len)] if short else None
+    short = [name for name in names if _is_within(form, name)]
+    # llama-1b matches llama-3.2-1b, but no other size
+    for found in (parts, [best] * close, initials, short):
+        if found:
+            return names.get(min(found, key=len))
+    return None
 
 
 def slip(word: str, known: Iterable[str]) -> str | None:
@@ -50,14 +48,9 @@ def slip(word: str, known: Iterable[str]) -> str | None:
         for name in names
         if abs(len(name) - len(form)) <= max(1, (1 - SLIP) * max(len(name), len(form)) + 1)
     ]
-    best = _likest(form, near)
+    best = max(near, key=lambda name: (likeness(form, name), -len(name)), default="")
     sure = best and (likeness(form, best) >= SLIP or (distance(form, best) <= 1 and len(form) > 1))
     return names[best] if sure else None
-
-
-def _likest(form: str, names: Iterable[str]) -> str:
-    """Returns the most similar name, and the shortest of several, or "" if there are no names."""
-    return max(names, key=lambda name: (likeness(form, name), -len(name)), default="")
 
 
 def plain(word: str) -> str:
@@ -94,14 +87,17 @@ def distance(word: str, other: str) -> int:
 
 
 def _has_parts(name: str, form: str) -> bool:
-    """Returns whether `name` contains all parts of `form` in order, and `form` contains a digit."""
+    """Returns whether `name` contains all parts of `form` in order. `form` must have several parts
+    and a digit.
+    """
     parts = iter(name.split("_"))
-    return any("0" <= letter <= "9" for letter in form) and all(
-        part in parts for part in form.split("_")
-    )
+    several = len(form) > 2 and "_" in form and any("0" <= letter <= "9" for letter in form)
+    return several and all(part in parts for part in form.split("_"))
 
 
 def _is_within(word: str, name: str) -> bool:
-    """Returns whether the letters of `word` occur in `name` in order."""
+    """Returns whether `word` is an abbreviation: its letters occur in `name` in order, and both
+    begin alike.
+    """
     letters = iter(name)
-    return all(letter in letters for letter in word)
+    return len(word) > 2 and name[0] == word[0] and all(letter in letters for letter in word)

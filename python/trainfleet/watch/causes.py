@@ -124,7 +124,7 @@ class Sign:
 def signs() -> dict[str, list[Sign]]:
     """Returns all patterns, grouped by the type of writer whose lines they match."""
     found: dict[str, list[Sign]] = {}
-    for path in (path for folder in FOLDERS for path in sorted(folder.glob("*.yaml"))):
+    for path in sorted(path for folder in FOLDERS for path in folder.glob("*.yaml")):
         for entry in read_table(path)["entries"]:
             found.setdefault(entry["by"], []).extend(_signs(entry))
     return found

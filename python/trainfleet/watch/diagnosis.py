@@ -93,7 +93,7 @@ class Diagnosis:
     rank: int | None
     words: str
     sure: bool = False
-    nodes: frozenset[int] = frozenset()
+    nodes: frozenset[int | None] = frozenset()
 
 
 def diagnose(
@@ -113,14 +113,25 @@ def diagnose(
     standing = settle(heard)
     if not standing:
         return None
-    counted = votes((one.writer[0], book.node_of(one.groups.get("peer"))) for one in standing)
+    counted = votes(standing, book)
     best = _nearer(min(standing, key=lambda one: _order(one, counted)), standing)
-    own = [
-        one
-        for one in heard
-        if one.writer == best.writer and abs(one.time - best.time) < JUST_BEFORE
-    ]
-    return _find(best, standing, [*standing, *own], record, counted, nodes)
+    node, rank, words = _whom(best, standing, record, counted, nodes)
+    sure = best.closed and _is_uncontested(best, standing, heard)
+    alike = frozenset(one.node for one in standing if one.cause == best.cause) - {None}
+    return Diagnosis(best.weight, best.line, best.cause, node, rank, words, sure, alike)
+
+
+def _is_uncontested(
+    best: Evidence, standing: Sequence[Evidence], heard: Sequence[Evidence]
+) -> bool:
+    """Returns whether no evidence as strong as the best names another cause, not even an error that
+    the same process reported shortly before.
+    """
+    own = (one for one in heard if one.writer == best.writer)
+    near = (one for one in own if abs(one.time - best.time) < JUST_BEFORE)
+    rivals = (one for one in [*standing, *near] if one.firm and one.cause != best.cause)
+    rival = any(one.weight >= best.weight and one.time < best.time + SKEW for one in rivals)
+    return best.weight >= Weight.WORD and not rival
 
 
 def _order(one: Evidence, counted: Counter[int]) -> tuple[int, bool, bool, int, float, int, int]:
@@ -135,15 +146,15 @@ def _nearer(best: Evidence, standing: Sequence[Evidence]) -> Evidence:
     the node counted an OOM kill. A storage failure becomes a disk failure if the kernel logged disk
     errors.
     """
-    kernel = [one for one in standing if one.writer[2] == "kernel" and one.node == best.node]
-    causes = {one.cause for one in kernel}
-    if best.error and not best.firm and best.cause in TELLING:
-        recent = [one for one in kernel if abs(one.time - best.time) < JUST_BEFORE]
-        return [best, *(one for one in recent if one.cause in ("storage", "disk"))][-1]
+    kernel = [one for one in standing if one.writer == (best.node, None, "kernel")]
+    disks = [one for one in kernel if one.cause in ("storage", "disk")]
+    if (best.error, best.firm) == (True, False) and best.cause in TELLING:
+        return [best, *(one for one in disks if abs(one.time - best.time) < JUST_BEFORE)][-1]
     if best.cause == "killed" and any(one.words.startswith("vmstat: oom_kill") for one in kernel):
         words = f"{best.words}; the node's count of out-of-memory kills increased"
         return replace(best, cause="host-memory", words=words)
-    return replace(best, cause="disk") if best.cause == "storage" and "disk" in causes else best
+    disk = best.cause == "storage" and any(one.cause == "disk" for one in disks)
+    return replace(best, cause="disk") if disk else best
 
 
 def _uncancelled(evidence: Sequence[Evidence]) -> list[Evidence]:
@@ -201,35 +212,6 @@ def _telling(errors: list[Evidence]) -> Evidence:
         return last
     named = [one for one in errors if one.cause != "unknown" and one.weight > Weight.VICTIM]
     return [last, *named][-1]
-
-
-def _find(
-    best: Evidence,
-    standing: Sequence[Evidence],
-    heard: Sequence[Evidence],
-    record: Record,
-    counted: Counter[int],
-    nodes: int,
-) -> Diagnosis:
-    """Builds the diagnosis from the best evidence: whom to blame, and whether the cause is certain.
-
-    `heard` contains evidence for competing causes, including errors that the same process reported
-    earlier.
-    """
-    node, rank, words = _whom(best, standing, record, counted, nodes)
-    alike = frozenset(
-        one.node for one in standing if one.cause == best.cause and one.node is not None
-    )
-    rivals = [
-        one
-        for one in heard
-        if one.weight >= best.weight
-        and one.firm
-        and one.cause != best.cause
-        and one.time < best.time + SKEW
-    ]
-    sure = best.weight >= Weight.WORD and best.closed and not rivals
-    return Diagnosis(best.weight, best.line, best.cause, node, rank, words, sure, alike)
 
 
 def _whom(

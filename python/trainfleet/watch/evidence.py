@@ -211,12 +211,13 @@ def plain(name: str) -> str:
     )
 
 
-def votes(accusations: Iterable[tuple[int | None, int | None]]) -> Counter[int]:
-    """Counts how many other nodes blame each node, given (accuser, accused) pairs."""
+def votes(evidence: Iterable[Evidence], book: Book) -> Counter[int]:
+    """Counts how many other nodes blame each node as the peer that they lost."""
     accusers: Mapping[int, set[int]] = defaultdict(set)
-    for accuser, accused in accusations:
-        if accuser is not None and accused is not None and accuser != accused:
-            accusers[accused].add(accuser)
+    for one in evidence:
+        accused = book.node_of(one.groups.get("peer"))
+        if one.node is not None and accused is not None and accused != one.node:
+            accusers[accused].add(one.node)
     return Counter({node: len(others) for node, others in accusers.items()})
 
 

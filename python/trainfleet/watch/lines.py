@@ -180,9 +180,10 @@ DAY = 86400.0
 HEAD, TAIL = 1 << 18, 7 << 20  # bytes to read from the start and end of a log
 ALL = 96 << 20  # maximum bytes to read from all logs together
 LONGEST = 4000  # maximum number of characters to examine per line
-_STAMP = re.compile(r"(?:rank (\d+)|(\w+)) +(\d\d:\d\d:\d\d\.\d{3}) \| ?(.*)", re.DOTALL)
+_STAMP = re.compile(r"(?:rank (\d+)|(\w+)) +(?P<clock>\d\d:\d\d:\d\d\.\d{3}) \| ?(.*)", re.DOTALL)
+_FORWARDED = re.compile(rf"{FORWARDER} +\d\d:\d\d:\d\d\.\d{{3}} \|")
 # clock time, but not a progress bar's `elapsed<remaining`
-_CLOCK = re.compile(r"(?<![\d<])(\d\d:\d\d:\d\d(?:[.,]\d+)?)(?![\d<])")
+_CLOCK = re.compile(r"(?<![\d<])(?P<clock>\d\d:\d\d:\d\d(?:[.,]\d+)?)(?![\d<])")
 # colors, cursor movements and hyperlinks
 _COLOURS = re.compile(
     r"\x1b\[[\d;?]*[A-Za-z]|\x1b[()][A-Z0-9]|\x1b\]8;[^\x1b\x07]*(?:\x1b\\\\|\x07)"
@@ -234,52 +235,38 @@ def read_lines(log: Path, node: int | None, start: int = 0, logs: int = 1) -> li
 
 def parse(lines: Iterable[str], node: int | None) -> Iterator[LogLine]:
     """Splits lines into timestamp and text. A line without a timestamp inherits the previous line's
-    writer, and its time unless it contains a clock time.
+    writer, and its time unless it contains a clock time. The first clock time in a log also applies
+    to all earlier lines.
     """
-    lines = list(lines)
-    time, rank, who = (
-        next((time for text in lines if (time := _clock_of(text)) is not None), 0.0),
-        None,
-        "agent",
-    )
+    # The forwarder writes nothing about the job.
+    lines = [text for text in lines if not _FORWARDED.match(text)]
+    clocks = (time for text in lines if (time := _clock_of(text)) is not None)
+    time, rank, who = next(clocks, 0.0), None, "agent"
     for text in lines:
         held, told, stamp = opened(text)
         if held:
-            time = _seconds(match[1]) if (match := _CLOCK.search(stamp)) else time
-            yield from (
-                LogLine(
-                    time,
-                    node,
-                    rank if told is None else told,
-                    who if told is None else "agent",
-                    said[:LONGEST],
-                )
-                for said in held
-            )
+            time = _clock(stamp, time)
+            told, whose = (rank, who) if told is None else (told, "agent")
+            yield from (LogLine(time, node, told, whose, said[:LONGEST]) for said in held)
             continue
-        text = (_COLOURS.sub("", text) if "\x1b" in text else text)[:LONGEST]
+        text = _COLOURS.sub("", text)[:LONGEST]
         if match := _STAMP.fullmatch(text):
-            number, other, clock, text = match.groups()
-            if other == FORWARDER:  # The forwarder writes nothing about the job.
-                continue
-            time, rank, who = (
-                _seconds(clock),
-                untrusted_input.whole(number or "", MOST),
-                other or "rank",
-            )
-        elif who == "agent" and rank is None and (match := _CLOCK.search(text[:60])):
-            time = _seconds(match[1])
+            number, other, clock, text = match.groups("")
+            rank, who = untrusted_input.whole(number, MOST), other or "rank"
+            time = _seconds(clock)
+        elif (rank, who) == (None, "agent"):
+            time = _clock(text[:60], time)
         yield LogLine(time, node, rank, who, text)
 
 
+def _clock(text: str, time: float) -> float:
+    """Returns the text's clock time, or else `time`."""
+    return _seconds(match["clock"]) if (match := _CLOCK.search(text)) else time
+
+
 def _clock_of(text: str) -> float | None:
-    """Returns a line's clock time, or None. The first clock time in a log also applies to all
-    earlier lines.
-    """
-    match = _STAMP.fullmatch(text[:LONGEST])
-    if match is None and (match := _CLOCK.search(text[:60])):
-        return _seconds(match[1])
-    return None if match is None or match[2] == FORWARDER else _seconds(match[3])
+    match = _STAMP.fullmatch(text[:LONGEST]) or _CLOCK.search(text[:60])
+    return _seconds(match["clock"]) if match else None
 
 
 def stamp_of(text: str) -> float | None:

@@ -278,23 +278,24 @@ class MonitoredAttempt:
         """
         if self.trouble:
             return
-        before, self.seen = self.seen, status
-        waited = before is not None and before.phase in WAITING
+        before = self.seen or replace(status, phase=Phase.ENDED, attempt=0)
+        self.seen, waited, run = status, before.phase in WAITING, self.run
         if status.phase in WAITING:
-            if not (waited and before and before.reason == status.reason):
-                self.run.note("queued", phase=status.phase.value, reason=status.reason)
+            if (waited, before.reason) != (True, status.reason):
+                run.note("queued", phase=status.phase.value, reason=status.reason)
             self.sentry = None
-        elif status.phase is Phase.RUNNING and (
-            before is None or waited or before.attempt != status.attempt
-        ):
+        elif status.phase is Phase.RUNNING and (waited or before.attempt != status.attempt):
             if waited:
-                self.run.note("running", attempt=status.attempt, hosts=list(status.hosts))
-            attempt = fence.current(self.run.folder).order
-            job = self.request.job
-            ranks, limits = job.nodes * job.ranks_per_node, Limits().later(self.watch.place.lag)
-            self.sentry = Sentry(self.run.folder, ranks, attempt, limits) if job.beats else None
+                run.note("running", attempt=status.attempt, hosts=list(status.hosts))
+            job, order = self.request.job, fence.current(run.folder).order
+            limits = Limits().later(self.watch.place.lag)
+            self.sentry = (
+                Sentry(run.folder, job.nodes * job.ranks_per_node, order, limits)
+                if job.beats
+                else None
+            )
             self.nccl = (
-                FabricLog(self.run, job.folder, self.watch.kind)
+                FabricLog(run, job.folder, self.watch.kind)
                 if job.torchrun and job.nodes > 1
                 else None
             )

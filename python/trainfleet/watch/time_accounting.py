@@ -38,7 +38,7 @@ AFTER = {  # activity from this event until the next one
     "finished": "checkpoint",
     "stopped": "checkpoint",
 }
-ENDS = ("finished", "stopped")
+ENDS = {"finished", "stopped"}
 Record = dict[str, Any]
 
 
@@ -138,7 +138,7 @@ def _launches(events: Sequence[Record]) -> Iterator[tuple[list[Record], float]]:
 
 
 def _time(moment: Record | Span) -> float:
-    return moment.time if isinstance(moment, Span) else moment["time"]
+    return moment.time if isinstance(moment, Span) else float(moment["time"])
 
 
 def _sweep(
@@ -150,9 +150,10 @@ def _sweep(
 ) -> None:
     """Adds one command's seconds to `spent`, event by event."""
     at, use, stepping = float(launch[0]["started"]), "prepare", False
-    last = max((span.time for span in spans), default=at)
-    ended = {*ENDS} & {event["event"] for event in launch}
-    for moment in sorted([*spans, *launch], key=_time):  # a span precedes an event of its time
+    last = max(map(_time, spans), default=at)
+    ended = ENDS & {event["event"] for event in launch}
+    moments: list[Record | Span] = [*spans, *launch]
+    for moment in sorted(moments, key=_time):  # a span precedes an event of its time
         time = _time(moment)
         if isinstance(moment, Span):
             # Any gap between consecutive spans comes from rounding.

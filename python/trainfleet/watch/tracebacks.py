@@ -207,13 +207,8 @@ class Tracebacks:
         stripped = text.strip()
         indent = len(text) - len(text.lstrip())
         frame = _IN.match(stripped.lstrip("│|+ "))
-        if (
-            frame
-            or not stripped
-            or indent > (self.base or 0)
-            or stripped[0] in _FRAME[:4]
-            or _POINTED.match(stripped)
-        ):
+        inner = frame or _POINTED.match(stripped)
+        if inner or indent > (self.base or 0) or stripped[:1] in _FRAME[:4]:  # or an empty line
             if frame:
                 self.frames.append(" ".join(filter(None, frame.groups())).replace("\\", "/"))
                 self.source = ""

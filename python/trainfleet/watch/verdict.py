@@ -123,9 +123,10 @@ def judge(request: Request, outcome: AttemptOutcome, run: run_folder.Run, since:
     status = outcome.status
     request = request.placed(status.hosts if status.leaves else ())
     attempt = fence.current(run.folder)
+    events = run.read_events()
     faults = [
         event
-        for event in run.read_events()
+        for event in events
         if event["event"] == "fault" and _is_of(event, attempt.order, since)
     ]
     lines: list[LogLine] = []
@@ -136,25 +137,24 @@ def judge(request: Request, outcome: AttemptOutcome, run: run_folder.Run, since:
         if log.exists() and log.stat().st_mtime >= since.time - SKEW:
             lines += read_lines(log, node, logs=len(request.logs))
     lines += [*_faults(faults), *_seen(outcome)]
-    pids = {
-        (beat.node, beat.pid): beat.rank for beat in read_beats(run.folder, attempt.number).values()
-    }
+    beats = read_beats(run.folder, attempt.number).values()
     hosts = {host: node for node, host in enumerate(request.hosts)}
-    finding = diagnose(lines, pids, hosts, request.job.nodes)
+    finding = diagnose(
+        lines, {(beat.node, beat.pid): beat.rank for beat in beats}, hosts, request.job.nodes
+    )
     verdict = of_finding(finding, lines, request.host(finding.node)) if finding else None
     if verdict is None or verdict.cause == "unknown":
         verdict = _abstained(verdict, _unexplained(request, status, lines, since), request)
     verdict = _with_others(verdict, status, request, outcome.alive)
     stopped = any(
-        event["event"] == "stopped" and event["time"] >= since.time - SKEW
-        for event in run.read_events()
+        event["event"] == "stopped" and event["time"] >= since.time - SKEW for event in events
     )
     if verdict.cause in FROM_OUTSIDE and not stopped and (cut := _cut_short(lines, verdict.node)):
         verdict = replace(verdict, words=f"{verdict.words}; {cut}")
-    fault = next(
-        (event for event in faults if event.get("rank") == verdict.rank and event.get("next")), None
-    )
-    return replace(verdict, next=fault["next"]) if fault else verdict
+    for event in faults:
+        if event.get("rank") == verdict.rank and event.get("next"):
+            return replace(verdict, next=event["next"])
+    return verdict
 
 
 def _with_others(
