@@ -39,7 +39,7 @@ const dollars = value => isNumber(value) ? `$${value >= 1000 || !value ? Math.ro
 
 const COLUMNS = {
   name: ["run", run => run.name], status: ["state", run => run.status],
-  step: ["step", run => isNumber(run.step) ? `${whole(run.step)} / ${whole(run.steps)}` : NO],
+  step: ["step", run => run.step > 0 ? `${whole(run.step)} / ${whole(run.steps)}` : NO],
   loss: ["loss", run => fixed(run.loss)], valid_loss: ["validation", run => fixed(run.valid_loss)],
   tokens_per_second: ["tokens/s", run => quantity(run.tokens_per_second)], usd: ["cost", run => dollars(run.usd)],
   nodes: ["nodes", run => whole(run.nodes)], model: ["model", run => run.model || NO], updated: ["age", run => ago(now - run.updated)],
@@ -113,7 +113,7 @@ function fill(made, run) {
   if (said === made.said) return;
   made.said = said;
   made.label.textContent = run.name;
-  made.sub.textContent = [run.model, isNumber(run.nodes) && `${run.nodes} node${run.nodes > 1 ? "s" : ""}`, isNumber(run.step) && (run.step === run.steps ? `${whole(run.step)} steps` : `step ${quantity(run.step)} / ${quantity(run.steps)}`)].filter(Boolean).join(" · ");
+  made.sub.textContent = [run.model, isNumber(run.nodes) && `${run.nodes} node${run.nodes > 1 ? "s" : ""}`, run.step > 0 && (run.step === run.steps ? `${whole(run.step)} steps` : `step ${quantity(run.step)} / ${quantity(run.steps)}`)].filter(Boolean).join(" · ");
   Object.assign(made.note, {textContent: run.note || "", className: ["running", "not started"].includes(run.status) ? "" : "bad"});
   Object.assign(made.cells[1].firstChild, {textContent: run.status, className: run.status});
   made.last.replaceChildren(...links(run));
@@ -321,7 +321,7 @@ function side() {
   $(".legend").replaceChildren(...known().map(run => {
     const curve = curves.get(run.id), off = el("button", {textContent: "×", title: "Remove", ariaLabel: `Remove ${run.name}`, onclick: () => { choose(run.id, false); changed(); }});
     const fault = !curve ? "reading…" : curve.fault || (!curve.loss[0].length ? run.note || "no step logged yet" : !clock(curve)[0].length ? `no ${AXES[axis][0].toLowerCase()} recorded` : "");
-    return el("li", {}, swatch(run.id), el("b", {textContent: run.name, title: run.name}), el("span", {className: curve ? "fault" : "", textContent: fault, hidden: !fault}), ...links(run), off);
+    return el("li", {}, swatch(run.id), el("b", {textContent: run.name, title: run.name}), el("span", {className: curve?.fault ? "fault" : "", textContent: fault, hidden: !fault}), ...links(run), off);
   }));
   for (const chart of charts) chart.show();
 }
