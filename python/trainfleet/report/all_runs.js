@@ -1,8 +1,7 @@
 // The page of all runs. Strings of a run are untrusted: they only become text, never markup.
 "use strict";
 const MOST = 14, FIRST_ROWS = 300, EVERY = 10000, HEIGHT = 200, LEFT = 46, RIGHT = 8, TOP = 10, BOTTOM = 34;
-const NO = "—", SVG = "http://www.w3.org/2000/svg";
-const $ = query => document.querySelector(query), isNumber = value => typeof value === "number" && isFinite(value);
+const NO = "—", SVG = "http://www.w3.org/2000/svg", $ = query => document.querySelector(query), isNumber = value => typeof value === "number" && isFinite(value);
 
 function el(tag, options = {}, ...children) {
   const node = document.createElement(tag);
@@ -40,7 +39,7 @@ const dollars = value => isNumber(value) ? `$${value >= 1000 || !value ? Math.ro
 
 const COLUMNS = {
   name: ["run", run => run.name], status: ["state", run => run.status],
-  step: ["step", run => isNumber(run.step) ? `${whole(run.step)} / ${whole(run.steps)}` : NO],
+  step: ["step", run => run.step > 0 ? `${whole(run.step)} / ${whole(run.steps)}` : NO],
   loss: ["loss", run => fixed(run.loss)], valid_loss: ["validation", run => fixed(run.valid_loss)],
   tokens_per_second: ["tokens/s", run => quantity(run.tokens_per_second)], usd: ["cost", run => dollars(run.usd)],
   nodes: ["nodes", run => whole(run.nodes)], model: ["model", run => run.model || NO], updated: ["age", run => ago(now - run.updated)],
@@ -54,7 +53,8 @@ const FIGURES = {
   tokens_per_second: ["Throughput", "tokens per second, all ranks", quantity, quantity],
 };
 const SMOOTHED = ["loss", "tokens_per_second"];
-const AXES = {step: ["Step", quantity], tokens: ["Tokens", quantity], elapsed: ["Time", duration], usd: ["Dollars", value => `$${digits(value, 3)}`]};
+const AXES = {step: ["Step", quantity], tokens: ["Tokens", quantity], elapsed: ["Time", value => duration(value).replace(/ 00 .*/, "")], usd: ["Dollars", dollars]};
+const TIMES = [1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 43200, 86400, 172800, 432000];  // seconds between ticks
 const TITLES = {step: "step", tokens: "tokens", elapsed: "training time", usd: "cost, spread evenly over the training time"};
 let runs = [], now = 0, total = 0, rows = new Map(), curves = new Map(), close = new Map(), all = false, range = null, asked = "", pending = new Set();
 const saved = (() => { try { return JSON.parse(decodeURIComponent(location.hash.slice(1))); } catch { return {}; } })();
@@ -113,7 +113,7 @@ function fill(made, run) {
   if (said === made.said) return;
   made.said = said;
   made.label.textContent = run.name;
-  made.sub.textContent = [run.model, isNumber(run.nodes) && `${run.nodes} node${run.nodes > 1 ? "s" : ""}`, isNumber(run.step) && (run.step === run.steps ? `${whole(run.step)} steps` : `step ${quantity(run.step)} / ${quantity(run.steps)}`)].filter(Boolean).join(" · ");
+  made.sub.textContent = [run.model, isNumber(run.nodes) && `${run.nodes} node${run.nodes > 1 ? "s" : ""}`, run.step > 0 && (run.step === run.steps ? `${whole(run.step)} steps` : `step ${quantity(run.step)} / ${quantity(run.steps)}`)].filter(Boolean).join(" · ");
   Object.assign(made.note, {textContent: run.note || "", className: ["running", "not started"].includes(run.status) ? "" : "bad"});
   Object.assign(made.cells[1].firstChild, {textContent: run.status, className: run.status});
   made.last.replaceChildren(...links(run));
@@ -207,9 +207,9 @@ function points(id, name) {
   if (!steps.length) return [[], []];
   return [axis === "step" ? at : at.map(step => between(step, steps, xs)), ys];
 }
-function ticks(low, high, count) {
-  const rough = (high - low) / count || 1, power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].find(factor => factor * power >= rough) * power, found = [];
+function ticks(low, high, count, steps = []) {
+  const rough = (high - low) / count || 1, power = 10 ** Math.floor(Math.log10(rough)), found = [];
+  const step = steps.find(step => step >= rough) || [1, 2, 5, 10].find(factor => factor * power >= rough) * power;
   for (let value = Math.ceil(low / step); value * step <= high + step / 1e6 && found.length < 50; value++) found.push(value * step);
   return found;
 }
@@ -260,7 +260,7 @@ class Chart {
     const up = y => TOP + height - Math.min(Math.max(scale(y), -1), 2) * height;
     this.shape = {left, right, width, height, lines, at, up, isLog};
     const parts = (isLog ? powers(low, high) : ticks(low, high, 5)).flatMap(y => [draw("line", {class: "grid", x1: LEFT, x2: LEFT + width, y1: up(y), y2: up(y)}), draw("text", {x: LEFT - 7, y: up(y) + 4, "text-anchor": "end"}, FIGURES[this.name][2](y))]);
-    for (const x of ticks(left, right, Math.max(2, width / 90))) parts.push(draw("text", {x: at(x), y: TOP + height + 16, "text-anchor": at(x) > LEFT + width - 14 ? "end" : "middle"}, AXES[axis][1](x)));
+    for (const x of ticks(left, right, Math.max(2, width / 90), axis === "elapsed" ? TIMES : [])) parts.push(draw("text", {x: at(x), y: TOP + height + 16, "text-anchor": at(x) > LEFT + width - 14 ? "end" : "middle"}, AXES[axis][1](x)));
     parts.push(draw("text", {x: LEFT + width, y: HEIGHT - 3, "text-anchor": "end"}, TITLES[axis]));
     const cut = `cut-${this.name}`, clip = draw("clipPath", {id: cut}), over = draw("g", {"clip-path": `url(#${cut})`});
     clip.append(draw("rect", {x: LEFT, y: TOP - 2, width, height: height + 4}));
@@ -321,7 +321,7 @@ function side() {
   $(".legend").replaceChildren(...known().map(run => {
     const curve = curves.get(run.id), off = el("button", {textContent: "×", title: "Remove", ariaLabel: `Remove ${run.name}`, onclick: () => { choose(run.id, false); changed(); }});
     const fault = !curve ? "reading…" : curve.fault || (!curve.loss[0].length ? run.note || "no step logged yet" : !clock(curve)[0].length ? `no ${AXES[axis][0].toLowerCase()} recorded` : "");
-    return el("li", {}, swatch(run.id), el("b", {textContent: run.name, title: run.name}), el("span", {className: curve ? "fault" : "", textContent: fault, hidden: !fault}), ...links(run), off);
+    return el("li", {}, swatch(run.id), el("b", {textContent: run.name, title: run.name}), el("span", {className: curve?.fault ? "fault" : "", textContent: fault, hidden: !fault}), ...links(run), off);
   }));
   for (const chart of charts) chart.show();
 }
