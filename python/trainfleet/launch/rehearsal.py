@@ -40,7 +40,7 @@ from ..trust.errors import BackendError, RunError
 WHOLE = "whole"  # name of the fault-free run
 # Steps in the run on this machine and elsewhere, where progress is seen only seconds later, and
 # steps between checkpoints
-STEPS, LONGER, EVERY = 120, 400, 20
+STEPS, LONGER, EVERY = 120, 240, 20
 PATIENCE = 1800.0  # timeout in seconds for a command, including its queue time
 LEFT_WITHIN = 60.0  # timeout in seconds for all processes to end, including a scheduler's cleanup
 APART = 5.0  # maximum lag of a host's clock behind this machine's, in seconds
