@@ -44,6 +44,6 @@ def test_with_a_mechanism_taken_out_a_promise_is_broken(
     site.mkdir()
     (site / "sitecustomize.py").write_text(WITHOUT[fault])
     monkeypatch.setenv("PYTHONPATH", f"{site}{os.pathsep}{os.environ['PYTHONPATH']}")
-    monkeypatch.setattr(rehearsal, "PATIENCE", 60.0)
+    monkeypatch.setattr(rehearsal, "PATIENCE", 120.0)
     assert rehearse({"CONFIG": str(tmp_path / "config.yaml"), "FAULTS": fault}, 0.0) == 1
     assert "BROKEN: the command ended with exit code" in capsys.readouterr().out

@@ -16,6 +16,7 @@ from trainfleet.node import exit_codes
 from trainfleet.node.entrypoint import AGAIN
 from trainfleet.node.exit_codes import ELSEWHERE, ExitCodes, code_of
 from trainfleet.process.node_log import stamp
+from trainfleet.run.run_folder import Run
 from trainfleet.storage import s3
 from trainfleet.storage.s3_sync_agent import BUCKET
 from trainfleet.trust import secrets
@@ -168,8 +169,10 @@ def test_another_attempt_is_worth_it_where_a_machine_was_to_blame(
         ],
         1: ["step 3"],
     }
+    (tmp_path / "runs/x").mkdir(parents=True)
     assert judged(tmp_path, monkeypatch, said) == AGAIN
     assert "failed: " in capsys.readouterr().out
+    assert [event["event"] for event in Run(tmp_path / "runs/x").read_events()] == ["verdict"]
 
 
 def test_none_is_where_the_program_would_do_the_same_again(

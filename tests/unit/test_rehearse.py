@@ -288,6 +288,37 @@ with store.create(4, "file") as stream:
     assert expected in done.stderr and (tmp_path / "log").read_text()
 
 
+def test_a_torn_checkpoint_has_half_of_its_largest_file_and_its_rank_is_dead(
+    tmp_path: Path,
+) -> None:
+    program = """
+from types import SimpleNamespace as It
+from trainfleet.checkpoints.store import CheckpointStore
+from trainfleet.health.faults import FAULTS
+store = CheckpointStore("checkpoints")
+for step in (4, 8):
+    store.begin(step)
+    for name, size in (("large", 1000), ("small", 10)):
+        with store.create(step, name) as stream:
+            stream.write(bytes(size))
+    store.commit(step, "{}")
+FAULTS["checkpoint-damaged"].play(It(checkpoints=It(store=store, under_way=None)))
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path)
+    sizes = {
+        str(path.relative_to(tmp_path / "checkpoints")): path.stat().st_size
+        for path in tmp_path.rglob("*[el]")
+        if path.is_file()
+    }
+    assert done.returncode == -9
+    assert sizes == {
+        "step-00000004/large": 1000,
+        "step-00000004/small": 10,
+        "step-00000008/large": 500,
+        "step-00000008/small": 10,
+    }
+
+
 def test_the_report_of_a_rehearsal_has_its_table(tmp_path: Path) -> None:
     run, unbroken = Run(tmp_path / "runs" / "a-rehearsal"), make_run(tmp_path / "whole")
     outcomes = [

@@ -18,7 +18,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -40,7 +40,7 @@ from ..trust.errors import BackendError, RunError
 WHOLE = "whole"  # name of the fault-free run
 # Steps in the run on this machine and elsewhere, where progress is seen only seconds later, and
 # steps between checkpoints
-STEPS, LONGER, EVERY = 120, 400, 20
+STEPS, LONGER, EVERY = 120, 240, 20
 PATIENCE = 1800.0  # timeout in seconds for a command, including its queue time
 LEFT_WITHIN = 60.0  # timeout in seconds for all processes to end, including a scheduler's cleanup
 APART = 5.0  # maximum lag of a host's clock behind this machine's, in seconds
@@ -132,6 +132,11 @@ def plain(value: Any) -> Any:
     return [plain(inner) for inner in value] if isinstance(value, tuple) else value
 
 
+def kept(config: Config, keys: Iterable[str]) -> dict[str, Any]:
+    """Returns these keys of the user's fleet, without those that are not set."""
+    return plain({key: value for key, value in asdict(config.fleet).items() if key in keys})  # type: ignore[no-any-return]
+
+
 @dataclass
 class RehearsalStage:
     """Environment for injecting faults into runs: a folder in which `type` runs commands as a user
@@ -167,8 +172,7 @@ class RehearsalStage:
 
     def furnish(self) -> None:
         """Writes the config and the training text."""
-        kept = {key: value for key, value in asdict(self.config.fleet).items() if key in KEPT}
-        fleet = plain(kept) | {"nodes": 2, "ranks_per_node": 1}
+        fleet = kept(self.config, KEPT) | {"nodes": 2, "ranks_per_node": 1}
         steps = STEPS if self.backend.is_here else LONGER
         if not self.prefixes:
             files = documents() | {"config.yaml": config_of_run(fleet, "text", steps).encode()}
@@ -359,8 +363,8 @@ def _guarded(made: RehearsalStage) -> Iterator[None]:
         try:
             if not os.read(reader, 1):
                 made.clear()
-                shutil.rmtree(made.folder, ignore_errors=True)
         finally:
+            shutil.rmtree(made.folder, ignore_errors=True)
             os._exit(0)
     os.close(reader)
     try:

@@ -12,14 +12,12 @@ Session Manager can reach are not supported.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from shlex import quote
-from typing import Any
 
 from ..backends import backend_of, shared
 from ..backends.base import Can, load_job
@@ -206,10 +204,7 @@ def fleet_of(config: Config, shared: str) -> dict[str, object]:
     """Returns the short run's fleet: the user's hosts and software, one rank per node, and a
     separate folder.
     """
-    given: dict[str, Any] = {
-        key: value for key, value in dataclasses.asdict(config.fleet).items() if key in KEPT
-    }
-    fleet: dict[str, Any] = rehearsal.plain(given)
+    fleet = rehearsal.kept(config, KEPT)
     # Relative paths refer to the current directory, not to the run's folder.
     for path in ("key", "known_hosts", "config"):
         if path in fleet["ssh"]:
