@@ -17,7 +17,6 @@ from . import addresses, neuron_limits, owned_machines, precision, schedule, tok
 from .families import FAMILIES, Preset
 from .host_list import parse_hosts
 from .types import Config, Layout
-from .vocabulary import TRAINED
 
 # Variables of the dynamic loader, the shell, Python, trainfleet and torchrun.
 NOT_SECRET = re.compile(
@@ -321,16 +320,8 @@ def _family(config: Config) -> Iterator[tuple[str, str]]:
 
 def _documents(config: Config) -> Iterator[tuple[str, str]]:
     family = config.model.family
-    if config.data.conversations and config.data.tokenizer == TRAINED:
-        yield (
-            "data.conversations",
-            f"true: data.tokenizer {TRAINED} has no chat template; use a chat model's folder",
-        )
-    if FAMILIES[family].causal:
-        return
-    if config.data.conversations:
-        yield "data.conversations", f"true: {family} models can't answer; use false"
-    elif config.train.document_mask:
+    fine = FAMILIES[family].causal or config.data.conversations  # which has its own rule
+    if config.train.document_mask and not fine:
         yield (
             "train.document_mask",
             f"true: {family} models attend across documents; use false",

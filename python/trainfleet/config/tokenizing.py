@@ -1,4 +1,6 @@
-"""Selects the machines that tokenize a dataset: data.tokenize_instance_type, or the fleet's."""
+"""Selects the machines that tokenize a dataset, data.tokenize_instance_type or the fleet's, and
+checks whether it can be made of conversations.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ..hardware import node_types
+from .families import FAMILIES
 from .types import Config
+from .vocabulary import TRAINED
 
 
 def tokenizing(config: Config) -> Config:
@@ -43,7 +47,16 @@ def fitting() -> list[str]:
 
 
 def refuse(config: Config) -> Iterator[tuple[str, str]]:
-    """Yields the key and message if data.tokenize_instance_type is not an allowed value."""
+    """Yields the key and message if data.tokenize_instance_type is not an allowed value, or if the
+    config can't train on conversations.
+    """
+    if config.data.conversations and config.data.tokenizer == TRAINED:
+        yield (
+            "data.conversations",
+            f"true: data.tokenizer {TRAINED} has no chat template; use a chat model's folder",
+        )
+    if config.data.conversations and not FAMILIES[config.model.family].causal:
+        yield "data.conversations", f"true: {config.model.family} models can't answer; use false"
     name = config.data.tokenize_instance_type
     if name is not None and name not in (works := fitting()):
         row = node_types.instance(name)
