@@ -155,16 +155,14 @@ def test_a_dataset_in_s3_is_made_found_and_read_like_one_on_disk(
     assert list((tmp_path / "elsewhere" / "set" / "cache").iterdir())
 
 
-def test_conversations_in_s3_are_made_by_two_nodes_and_read_anywhere(
-    data: Data, tmp_path: Path
-) -> None:
+def test_conversations_in_s3_are_read_like_those_on_disk(server: Busy, tmp_path: Path) -> None:
+    server.always = ""
     model = chats.folder(tmp_path / "model")
     source = chats.write(tmp_path / "a.jsonl", [chats.record(n) for n in range(60)])
-    local = chats.data_of(source, model)
+    local = chats.data_of(source, model, shuffle_window_mib=16)
     assert tokenize(local, ALONE, tmp_path / "local")
     remote = replace(local, tokenized_path="s3://bucket/chats")
-    for node in range(2):
-        tokenize(remote, Share(node, 2, 1), tmp_path / f"node-{node}")
+    assert tokenize(remote, ALONE, tmp_path / "made")
     here, there = (
         Dataset.open(root / "chat", config)
         for root, config in ((tmp_path / "local", local), (tmp_path / "elsewhere", remote))

@@ -17,7 +17,6 @@ from . import addresses, derive, limits, owned_machines, schedule
 from .families import FAMILIES, Preset
 from .host_list import parse_hosts
 from .types import Config, Layout, Refusals
-from .vocabulary import TRAINED
 
 # Variables of the dynamic loader, the shell, Python, trainfleet and torchrun.
 NOT_SECRET = re.compile(
@@ -318,16 +317,8 @@ def _family(config: Config) -> Refusals:
 
 def _documents(config: Config) -> Refusals:
     family = config.model.family
-    if config.data.conversations and config.data.tokenizer == TRAINED:
-        yield (
-            "data.conversations",
-            f"true: data.tokenizer {TRAINED} has no chat template; use a chat model's folder",
-        )
-    if FAMILIES[family].causal:
-        return
-    if config.data.conversations:
-        yield "data.conversations", f"true: {family} models can't answer; use false"
-    elif config.train.document_mask:
+    fine = FAMILIES[family].causal or config.data.conversations  # which has its own rule
+    if config.train.document_mask and not fine:
         yield (
             "train.document_mask",
             f"true: {family} models attend across documents; use false",

@@ -21,6 +21,7 @@ from . import addresses, huggingface_config, owned_machines
 from .families import FAMILIES, PLAIN, PRESETS, USUAL, Preset
 from .limits import XLA
 from .types import Config, Refusals, Rows, Values, flat
+from .vocabulary import TRAINED
 
 COMPILE_PAYS_MINUTES = 3
 CPU_SHARE = 0.5  # fraction of a CPU step that is spent in matmuls
@@ -287,7 +288,16 @@ def tokenizing(config: Config) -> Config:
 
 
 def check_tokenizing(config: Config) -> Refusals:
-    """Yields the key and message if data.tokenize_instance_type is not an allowed value."""
+    """Yields the key and message if data.tokenize_instance_type is not an allowed value, or if the
+    config can't train on conversations.
+    """
+    if config.data.conversations and config.data.tokenizer == TRAINED:
+        yield (
+            "data.conversations",
+            f"true: data.tokenizer {TRAINED} has no chat template; use a chat model's folder",
+        )
+    if config.data.conversations and not FAMILIES[config.model.family].causal:
+        yield "data.conversations", f"true: {config.model.family} models can't answer; use false"
     name, rows = config.data.tokenize_instance_type, node_types.INSTANCE_TYPES.values()
     # x86 processors, which the images need, and neither accelerators nor EFA
     works = [row.name for row in rows if row.kind == "cpu" and not row.efa]
