@@ -169,9 +169,7 @@ def examine_hosts(
         for host in transport.hosts:
             faults[host.name] = said = _problems(report, host, held.get(host))
             board.show(host, "FAILED" if said else "ok", "; ".join(said))
-        tried, wrong = (
-            collectives(transport, head.located, report.facts) if report.passed else ([], [])
-        )
+        tried, wrong = collectives(transport, head.located, report)
     lines, fits = look(config, report.facts)
     print("\n".join([*lines, *report.describe(least_bandwidth(config.fleet.node_type)), *tried]))
     if report.passed and fits and not held and not wrong:
@@ -205,16 +203,18 @@ def look(config: Config, facts: Mapping[Host, Facts]) -> tuple[list[str], bool]:
 
 
 def collectives(
-    transport: Transport, config: Config, facts: Mapping[Host, Facts]
+    transport: Transport, config: Config, report: PreflightReport
 ) -> tuple[list[str], list[Finding]]:
     """Returns the output and findings of Neuron's link test, both empty on nodes without
-    NeuronCores.
+    NeuronCores or with other findings.
     """
     from ..hosts.collectives import is_for, try_collectives
     from ..hosts.fleet import wanted_of
 
     wanted = wanted_of(config)
-    said, wrong = try_collectives(transport, wanted, facts) if is_for(wanted) else ([], [])
+    if not report.passed or not is_for(wanted):
+        return [], []
+    said, wrong = try_collectives(transport, wanted, report.facts)
     return [*said, *(f"{finding.host or 'fleet'}: {finding}" for finding in wrong)], wrong
 
 
