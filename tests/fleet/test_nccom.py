@@ -16,6 +16,7 @@ from trainfleet.config import Config, Settings, load
 from trainfleet.hosts import facts
 from trainfleet.hosts.collectives import TOOL
 from trainfleet.hosts.facts import Facts
+from trainfleet.hosts.preflight import PreflightReport
 from trainfleet.launch.provisioning import collectives
 from trainium import CONFIG
 
@@ -42,7 +43,8 @@ def tried(pair: Lab, config: Config) -> tuple[list[str], list[str]]:
             if isinstance(found, Facts)
         }
         assert len(known) == 2
-        said, wrong = collectives(fleet, config, known)
+        report = PreflightReport(known, (), None, 0.0)
+        said, wrong = collectives(fleet, config, report)
     return said, [str(finding) for finding in wrong]
 
 

@@ -62,14 +62,7 @@ def watch(variables: Variables, started: float) -> int:
         message = f"must be a port number up to 65535, not {port}"
         raise ConfigError.of("PORT", message, next="set PORT=8642, or omit it")
     if not {*variables} - {"PORT"}:
-        pages = all_runs.AllRuns(RUNS)
-        server = served(port, all_runs.page, pages.routes)
-        # The list is ready once the user has opened the page.
-        threading.Thread(target=pages.runs, daemon=True).start()
-        with suppress(KeyboardInterrupt):
-            print(f"all runs: {server.link}\nCtrl-C stops this server, not the runs", flush=True)
-            server.serve_forever()
-        return 0
+        return _watch_all(port)
     run = run_named(variables)
     if not run.config.exists():
         raise RunError("was never started", where=str(run.folder), next="make train")
@@ -86,6 +79,20 @@ def watch(variables: Variables, started: float) -> int:
             print()
         finally:
             server.shutdown()
+    return 0
+
+
+def _watch_all(port: int) -> int:
+    """Serves the page of all runs until Ctrl-C."""
+    from ..report import all_runs
+
+    pages = all_runs.AllRuns(RUNS)
+    server = served(port, all_runs.page, pages.routes)
+    # The list is ready once the user has opened the page.
+    threading.Thread(target=pages.runs, daemon=True).start()
+    with suppress(KeyboardInterrupt):
+        print(f"all runs: {server.link}\nCtrl-C stops this server, not the runs", flush=True)
+        server.serve_forever()
     return 0
 
 

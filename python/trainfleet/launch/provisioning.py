@@ -14,7 +14,7 @@ from ..config.types import Devices
 from ..hardware.node_types import NodeType
 from ..hosts import platform, probe
 from ..hosts.facts import Facts
-from ..hosts.fleet import Quarantine
+from ..hosts.fleet import Quarantine, QuarantineEntry
 from ..plan.estimate import Estimate
 from ..plan.fabric_environment import fabric_settings, least_bandwidth
 from ..plan.job import Artifact, Request, tokenize_job, train_job
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ..backends.head import Head
     from ..hosts.facts import Facts
     from ..hosts.host_results import Finding, Host
+    from ..hosts.preflight import PreflightReport
     from ..hosts.transport import Transport
 NAMED = 8  # maximum number of node names per line
 
@@ -163,32 +164,33 @@ def examine_hosts(
     from ..hosts.host_results import Board
     from ..hosts.preflight import examine as examine_fleet
 
-    tried: list[str] = []
-    wrong: list[Finding] = []
     with head.transport as transport, Board(transport.hosts) as board:
         report = examine_fleet(transport, head.located, links=True)
         held = quarantine.held(transport.hosts)
         quarantine.add_blamed(report.findings)
         for host in transport.hosts:
-            said = list(map(str, report.against(host)))
-            if host in held:
-                said.append(f"in quarantine: {held[host].evidence}")
-            faults[host.name] = said
+            faults[host.name] = said = _problems(report, host, held.get(host))
             board.show(host, "FAILED" if said else "ok", "; ".join(said))
-        if report.passed:
-            tried, wrong = collectives(transport, head.located, report.facts)
+        tried, wrong = collectives(transport, head.located, report)
     lines, fits = look(config, report.facts)
     print("\n".join([*lines, *report.describe(least_bandwidth(config.fleet.node_type)), *tried]))
     if report.passed and fits and not held and not wrong:
         print("next: make train")
         return 0
-    print(f"next: correct the faults above{_then(quarantine.held(transport.hosts))}")
+    print(_then(quarantine.held(transport.hosts)))
     return 1
+
+
+def _problems(report: PreflightReport, host: Host, entry: QuarantineEntry | None) -> list[str]:
+    """Returns a host's problems, and why it is in quarantine."""
+    kept = [f"in quarantine: {entry.evidence}"] if entry else []
+    return [*map(str, report.against(host)), *kept]
 
 
 def _then(held: Mapping[Host, object]) -> str:
     names = ",".join(host.name for host in held)
-    return f", then run make doctor LIFT={names}" if names else ", then run make doctor"
+    lift = f" LIFT={names}" if names else ""
+    return f"next: correct the faults above, then run make doctor{lift}"
 
 
 def look(config: Config, facts: Mapping[Host, Facts]) -> tuple[list[str], bool]:
@@ -203,16 +205,18 @@ def look(config: Config, facts: Mapping[Host, Facts]) -> tuple[list[str], bool]:
 
 
 def collectives(
-    transport: Transport, config: Config, facts: Mapping[Host, Facts]
+    transport: Transport, config: Config, report: PreflightReport
 ) -> tuple[list[str], list[Finding]]:
     """Returns the output and findings of Neuron's link test, both empty on nodes without
-    NeuronCores.
+    NeuronCores or with other findings.
     """
     from ..hosts.collectives import is_for, try_collectives
     from ..hosts.fleet import wanted_of
 
     wanted = wanted_of(config)
-    said, wrong = try_collectives(transport, wanted, facts) if is_for(wanted) else ([], [])
+    if not report.passed or not is_for(wanted):
+        return [], []
+    said, wrong = try_collectives(transport, wanted, report.facts)
     return [*said, *(f"{finding.host or 'fleet'}: {finding}" for finding in wrong)], wrong
 
 
