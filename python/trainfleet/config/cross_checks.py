@@ -320,8 +320,9 @@ def _family(config: Config) -> Iterator[tuple[str, str]]:
 
 def _documents(config: Config) -> Iterator[tuple[str, str]]:
     family = config.model.family
-    fine = FAMILIES[family].causal or config.data.conversations  # which has its own rule
-    if config.train.document_mask and not fine:
+    # tokenizing.refuse checks conversations
+    allowed = FAMILIES[family].causal or config.data.conversations
+    if config.train.document_mask and not allowed:
         yield (
             "train.document_mask",
             f"true: {family} models attend across documents; use false",
