@@ -317,8 +317,9 @@ def _family(config: Config) -> Refusals:
 
 def _documents(config: Config) -> Refusals:
     family = config.model.family
-    fine = FAMILIES[family].causal or config.data.conversations  # which has its own rule
-    if config.train.document_mask and not fine:
+    # tokenizing.refuse checks conversations
+    allowed = FAMILIES[family].causal or config.data.conversations
+    if config.train.document_mask and not allowed:
         yield (
             "train.document_mask",
             f"true: {family} models attend across documents; use false",
