@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -178,14 +177,14 @@ def test_a_hostile_template_is_refused_before_any_record(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(chat, "SECONDS", 0.5)
+    if kind == "loops":
+        monkeypatch.setattr(chat, "SECONDS", 0.5)
     template, said = HOSTILE[kind]
     source = chats.write(tmp_path / "a.jsonl", [chats.record(n) for n in range(20)])
     data = chats.data_of(source, chats.folder(tmp_path / "model", template), on_bad_record="skip")
-    began = time.monotonic()
     with pytest.raises(DataError) as caught:
         chats.tokenized(data)
-    assert said in str(caught.value) and time.monotonic() - began < 5, str(caught.value)
+    assert said in str(caught.value)
 
 
 def test_a_template_that_waits_for_a_record_to_loop_ends_the_job_at_it(

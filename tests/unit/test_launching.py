@@ -353,7 +353,12 @@ def test_a_launcher_that_is_waited_for_no_more_is_ended_first(
     here: Here, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     done, hosts = list[str](), [Host("a", "a"), Host("b", "b")]
-    head: Any = SimpleNamespace(interpreter="python", facts=dict.fromkeys(hosts), ends=None)
+    head: Any = SimpleNamespace(
+        interpreter="python",
+        facts=dict.fromkeys(hosts),
+        ends=None,
+        config=SimpleNamespace(name="demo"),
+    )
     place: Any = SimpleNamespace(run=here.run, refresh=lambda: None, head=SimpleNamespace(
         run="runs/demo", prepare=lambda *words: None, start=lambda *words: done.append("start"),
         dismiss=lambda host: done.append(f"dismiss {host.name}")))  # fmt: skip

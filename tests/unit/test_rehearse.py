@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from report_runs import make_run
 
+import verbs
 from trainfleet.backends import backend_of
 from trainfleet.cli import jobs
 from trainfleet.cli.jobs import row
@@ -28,6 +29,12 @@ from trainfleet.report.rehearsal_table import FaultOutcome, write
 from trainfleet.run.run_folder import Run, take_lock
 from trainfleet.trust.errors import BackendError, ConfigError, InputError, RunError
 from trainfleet.watch.causes import CAUSES
+
+
+@pytest.fixture(autouse=True)
+def _program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes of these tests find the program."""
+    monkeypatch.setenv("PYTHONPATH", verbs.PACKAGES)
 
 
 @pytest.fixture

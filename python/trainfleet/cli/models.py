@@ -35,10 +35,10 @@ def sample(variables: Variables, started: float) -> int:
 
     if (code := run_location.forwarded("sample", variables)) is not None:
         return code
-    run = run_trained(variables)
+    words, run = drawing(variables), run_trained(variables)
     prompt = variables["PROMPT"] if "PROMPT" in variables else opening(run.read_results())
     # The prompt follows `--`, because it may begin with a dash.
-    return run_module(GENERATE, *drawing(variables), "--", str(run.folder), prompt)
+    return run_module(GENERATE, *words, "--", str(run.folder), prompt)
 
 
 def chat(variables: Variables, started: float) -> int:
@@ -51,7 +51,7 @@ def chat(variables: Variables, started: float) -> int:
         )
     if (code := run_location.forwarded("chat", variables)) is not None:
         return code
-    folder, words = str(run_trained(variables).folder), drawing(variables)
+    words, folder = drawing(variables), str(run_trained(variables).folder)
     # Ctrl-C ends the program that answers, which then exits on its own.
     signal.signal(signal.SIGINT, lambda *_: None)
     return run_module(GENERATE, "--chat", *words, "--", folder, variables.get("PROMPT", ""))

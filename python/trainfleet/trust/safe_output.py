@@ -18,7 +18,7 @@ from .redaction import begun, hide
 
 COMMANDS = re.compile(  # `make` commands in a message
     r"\bmake "
-    r"(setup|doctor|recipes|config|plan|tokenize|train|profile|scaling|sweep|rehearse|inspect|sample|status|logs|explain|stop"
+    r"(setup|doctor|recipes|config|plan|tokenize|train|profile|scaling|sweep|rehearse|inspect|sample|chat|status|logs|explain|stop"
     r"|new-backend|image|checkpoints|verify|eval|export|report|clean|build|push|ls|runs|compare|compile|watch)\b"
 )
 # Environment variable with the CONFIG=, RUN=, SET= and NODES= arguments that the user typed. The
