@@ -161,8 +161,12 @@ def test_a_chat_keeps_what_was_said_and_ends_with_ctrl_d_and_ctrl_c(
         assert chat.wait(30) == 0 and not chat.stderr.read()
 
 
-def test_prompts_are_answered_at_each_validation_and_training_stays_the_same(bench: Bench) -> None:
+@pytest.mark.parametrize("format_", ["fp32", "bf16"])  # DDP's model, and one that FSDP replicates
+def test_prompts_are_answered_at_each_validation_and_training_stays_the_same(
+    bench: Bench, format_: str
+) -> None:
     short = COMMON | {"train__steps": 8, "train__validate_every": 4}
+    short |= {"train__param_dtype": format_, "train__precision": format_}
     plain = bench.train("plain", 2, **short)
     asked = bench.train("asked", 2, **short, train__sample_prompts="[so,why]")
     assert ranks.metrics(plain) == ranks.metrics(asked)

@@ -17,7 +17,7 @@ from ...devices import Device
 from ...models.network import Network
 from .. import optimizer
 from ..batches import MicroBatch, filled, join
-from ..optimizers import whole
+from ..optimizers import local, whole
 from ..timing import Stopwatch
 from ..world import PRECISIONS
 from . import blocks, gradients, pipeline, tensor
@@ -95,7 +95,6 @@ class Division(TorchParts):
     """
 
     model: Network
-    whole = None
 
     def __init__(
         self,
@@ -118,7 +117,7 @@ class Division(TorchParts):
         )
         self.mesh, self.device, self.root, self.stages = mesh, device, stages[0], stages
         self.zero, self.size = config.train.parallelism.zero_stage, config.train.micro_batch_size
-        self.data, self.ways = mesh.data, mesh.ways
+        self.data, self.ways, self.shape = mesh.data, mesh.ways, config.model
         self.micro_batches = config.train.global_batch_size // (
             mesh.ways * config.train.micro_batch_size
         )
@@ -128,6 +127,20 @@ class Division(TorchParts):
         if mesh.layout.pipeline > 1:
             self.pipeline = Pipeline(stages, mesh, self.micro_batches, device)
             self.tie = Tie(model, tied, mesh) if tied else None
+
+    @property
+    def whole(self) -> Network | None:
+        """The entire model with this rank's weights, or None if the layout splits it.
+
+        It has none of the hooks with which FSDP shards and casts.
+        """
+        if self.mesh.grid.size() > self.mesh.ways or self.mesh.layout.fsdp > 1:
+            return None
+        with torch.device("meta"):
+            model = models.build(self.shape)
+        weights = {name: local(weight) for name, weight in self.model.state_dict().items()}
+        model.load_state_dict(weights, assign=True)
+        return model
 
     def listen(self, watch: Stopwatch) -> None:
         # In a pipeline, the passes of several micro-batches overlap, so no single gradient is known
