@@ -317,7 +317,7 @@ def _family(config: Config) -> Refusals:
 
 def _documents(config: Config) -> Refusals:
     family = config.model.family
-    # tokenizing.refuse checks conversations
+    # derive.check_tokenizing checks conversations
     allowed = FAMILIES[family].causal or config.data.conversations
     if config.train.document_mask and not allowed:
         yield (

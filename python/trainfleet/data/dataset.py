@@ -11,7 +11,7 @@ import hashlib
 import os
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..config.types import Data
 from ..run import run_folder
@@ -116,7 +116,9 @@ class Dataset:
         """Returns the number of samples from each of a split's sources."""
         return tuple(max(0, (len(tokens) - 1) // sequence_length) for tokens in self._splits[split])
 
-    def learned(self, *sample: Any, **named: Any) -> int | None:
+    def learned(
+        self, split: str, first: int, count: int, sequence_length: int, seed: int
+    ) -> int | None:
         """Returns the number of targets to learn in samples [first, first + count). None means that
         it is the same for all samples.
         """

@@ -62,7 +62,7 @@ class Masked:
         """Returns the number of samples of `sequence_length` tokens in one epoch of a split."""
         return self.dataset.samples(split, sequence_length - self.added)
 
-    def learned(self, *sample: object) -> None:
+    def learned(self, split: str, first: int, count: int, sequence_length: int, seed: int) -> None:
         """Returns None, because all samples have the same number of targets."""
 
     def batch(self, split: str, first: int, count: int, sequence_length: int, seed: int) -> Rows:

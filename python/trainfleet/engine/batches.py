@@ -111,7 +111,7 @@ class Samples(Protocol):
     ) -> np.ndarray: ...
 
     def learned(
-        self, split: str, first: int, count: int, sequence_length: int, seed: int, /
+        self, split: str, first: int, count: int, sequence_length: int, seed: int
     ) -> int | None: ...
 
 

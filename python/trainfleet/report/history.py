@@ -315,10 +315,10 @@ class History:
                 (f"make stop{which}", "stops at the next step and saves a checkpoint"),
             ]
         if self.status == "finished":
-            write = (
-                f"make sample{which} PROMPT={shlex.quote(opening(self.results))}",
-                "continues a text with the model",
-            )
+            words = f"sample{which} PROMPT={shlex.quote(opening(self.results))}"
+            write = (f"make {words}", "continues a text with the model")
+            if _answers(self.run):
+                write = (f"make chat{which}", "talks to the model")
             why = f"continues to step {more:,}; the learning rate may rise again"
             return [(f"{train} SET='train.steps={more}'", why), write]
         saved = self.steps_of("checkpointed")
@@ -393,6 +393,15 @@ def _as_given(run: Run) -> str:
         if load(Settings(Path("config.yaml")))[0] == load_resolved(run.config):
             return ""
     return f" CONFIG={run.given}" if run.given.exists() else ""
+
+
+def _answers(run: Run) -> bool:
+    """Returns whether the run's model was trained on conversations."""
+    from ..config import load_resolved  # imported here, because it loads YAML
+
+    with suppress(ConfigError):
+        return load_resolved(run.config).data.conversations
+    return False
 
 
 def describe(event: Record) -> str:
