@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 
 from foreign import commands, configs, documents, folders, models, spelling
 from foreign.cases import Case, judge_all
+from foreign.configs import written
 from trainfleet.cli import main
 from trainfleet.config import Settings, dump_resolved, load_name, load_resolved
-from trainfleet.config.schema import load_schema, synonyms, walk, whole_pattern
+from trainfleet.config.schema import VALUE_SYNONYMS, load_schema, synonyms, walk, whole_pattern
+from trainfleet.config.tables import read_table
 from trainfleet.config.yaml_lines import read
 from trainfleet.launch.command import config_of
 from trainfleet.recipes import all_recipes
@@ -85,6 +87,18 @@ def test_every_synonym_is_of_a_key_and_none_is_a_key() -> None:
     keys = {key for key, _ in walk(load_schema())}
     assert {path for paths in synonyms().values() for path in paths} <= keys
     assert sum(map(len, synonyms().values())) >= 100
+
+
+def test_every_value_of_another_trainer_is_of_a_key_and_its_value_is_suggested(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "config.yaml"
+    for key, values in read_table(VALUE_SYNONYMS).items():
+        for meant, words in values.items():
+            for word in words:
+                file.write_text(written(tuple(key.split(".")), json.dumps(word)))
+                with pytest.raises(ConfigError, match=f"did you mean {meant}\\?"):
+                    config_of(Settings(file))
 
 
 def test_good_configs_stay_good(tmp_path: Path) -> None:

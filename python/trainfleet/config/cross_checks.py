@@ -73,10 +73,9 @@ def check_shape(config: Config) -> Refusals:
 def _instance_type(config: Config) -> Refusals:
     name = config.fleet.instance_type
     if name is not None and name not in node_types.INSTANCE_TYPES:
-        known, why = (
-            list(node_types.INSTANCE_TYPES),
-            node_types.left_out(name) or owned_machines.instead(name),
-        )
+        types = list(node_types.INSTANCE_TYPES)
+        known = [each for each in types if each.startswith(name)] or types
+        why = node_types.left_out(name) or owned_machines.instead(name)
         instead = f": {why}" if why else suggest(name, known) or f"; known: {', '.join(known)}"
         yield "fleet.instance_type", f"{name!r} is not in the table of instance types{instead}"
     row = node_types.instance(name)

@@ -215,7 +215,8 @@ def instead(name: str) -> str:
     """Returns what to set instead if an invalid instance type names an accelerator, or ""."""
     own = expand(name)
     row = find_accelerator(own["name"])
-    if row is None and nearest(name, node_types.INSTANCE_TYPES):
+    known = node_types.INSTANCE_TYPES
+    if row is None and (nearest(name, known) or any(each.startswith(name) for each in known)):
         return ""
     if row is None:
         near = nearest(own["name"], NAMES)

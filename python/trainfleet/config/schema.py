@@ -21,6 +21,7 @@ from .types import Config
 from .yaml_lines import Key, YamlDocument, dotted
 
 SYNONYMS = Path(__file__).with_name("synonyms.yaml")
+VALUE_SYNONYMS = Path(__file__).with_name("value_synonyms.yaml")
 GUESSES = 20  # maximum suggestions per group of keys; each takes a millisecond
 # YAML 1.2 values, and the words for them in other languages and YAML 1.1.
 WORDS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -191,7 +192,10 @@ def explain(key: Key, rule: str, got: Any, part: Schema) -> Iterator[tuple[Key, 
 def _outside_enum(key: Key, got: Any, part: Schema) -> str:
     added = install_paths.names_offered(install_paths.OF_BACKENDS) if key == BACKEND else ()
     allowed = [*(str(value) for value in part["enum"] if value is not None), *added]
-    return f"{show(got)} is not one of {', '.join(allowed)}{suggest(str(got), allowed)}"
+    words = read_table(VALUE_SYNONYMS).get(dotted(key), {})
+    meant = next((name for name, others in words.items() if spelling.plain(str(got)) in others), "")
+    guess = f"; did you mean {meant}?" if meant else suggest(str(got), allowed)
+    return f"{show(got)} is not one of {', '.join(allowed)}{guess}"
 
 
 def _no_path(key: Key, got: Any, part: Schema) -> str:
@@ -217,7 +221,10 @@ def _malformed(key: Key, got: Any, part: Schema) -> str:
 
 MESSAGES: dict[str, Callable[[Key, Any, Schema], str]] = {
     "type": lambda key, got, part: (
-        f"must be {_types(part['type'])}, not {show(got)}{_nearly(part['type'], got, dotted(key))}"
+        _outside_enum(key, got, part)
+        if isinstance(got, bool) and "enum" in part
+        else f"must be {_types(part['type'])}, not {show(got)}"
+        f"{_nearly(part['type'], got, dotted(key))}"
     ),
     "enum": _outside_enum,
     "anyOf": _no_path,
