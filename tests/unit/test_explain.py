@@ -163,3 +163,20 @@ def test_the_next_step_fits_the_failure_and_not_only_its_class(
     (tmp_path / "log").write_text(log + "\n")
     last = explain(capsys, tmp_path / "log")[1].splitlines()[-1]
     assert last.startswith("  next: ") and step in last, last
+
+
+def test_torchruns_first_failure_is_named_and_not_the_ranks_that_it_killed_afterwards(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry = (
+        "[{}]:\n  time      : 2026-09-07_13:0{}\n  host      : localhost\n  rank      : {} (local_rank: {})\n"
+        "  exitcode  : {} (pid: 1469{})\n  error_file: <N/A>\n  traceback : {}\n"
+    )
+    (log := tmp_path / "train.log").write_text(
+        "train.py FAILED\nFailures:\n"
+        + entry.format(1, "3:29", 0, 0, -9, 0, "Signal 9 (SIGKILL) received by PID 14690")
+        + "Root Cause (first observed failure):\n"
+        + entry.format(0, "2:58", 1, 1, 1, 1, "To enable traceback see: https://pytorch.org")
+    )
+    code, said = explain(capsys, log)
+    assert code == 0 and said.startswith("failed: rank 1: ") and "exited with code 1" in said, said

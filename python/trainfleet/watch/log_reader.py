@@ -30,6 +30,7 @@ _FAILED = re.compile(
     r"|MPI_ABORT was invoked on rank (\d+)\b|mpi\S+ noticed that process rank (\d+)\b"
     r"|\s+Process name: \[\[\d+,\d+\],\s*(\d+)\]"
 )
+_FATE = re.compile(r"\s*(?:exitcode\s+: -|traceback : Signal )")
 AGENTS = ("agent", "node")  # writers that print launchers' reports
 _EXITS = {
     "9": ("killed", Weight.WORD),
@@ -103,7 +104,7 @@ def _read_line(
     if parser.base is not None and parser.take(line, index, text):
         return
     record.book.note(node, rank, text)
-    if who in AGENTS and (found := report.take(line, writer, index, text, record.book)):
+    if who in AGENTS and (found := report.take(line, writer, index, text, record.book)) is not None:
         stream.signed += found
         return
     if who not in OUTSIDE and parser.take(line, index, text):
@@ -138,9 +139,10 @@ class TorchrunReport:
 
     def take(
         self, line: LogLine, writer: Writer, index: int, text: str, book: Book
-    ) -> list[Evidence]:
-        """Returns the evidence in a line, or [] if the line is not part of the report or shows no
-        cause.
+    ) -> list[Evidence] | None:
+        """Returns the evidence in a line, or None if other patterns may match it.
+
+        The launcher itself kills the ranks that it lists after the first failed one.
         """
         if match := re.fullmatch(r"\s*\[(\d+)\]:", text):
             self.entry = int(match[1])
@@ -151,9 +153,21 @@ class TorchrunReport:
         elif match := re.match(r"\s*exitcode\s+: (-?)(\d+)\s+\(pid: (\d+)\)", text):
             if self.rank is not None:
                 book.pids.setdefault((line.node, int(match[3])), self.rank)
-            if self.entry == 0 and match[1] and (fate := _EXITS.get(match[2])):
-                words = f"rank {self.rank} was killed by signal {match[2]}"
-                # The report does not show who killed the rank.
-                found = Evidence(fate[1], fate[0], line, writer, index, self.rank, words)
-                return [replace(found, firm=fate[0] != "killed")]
-        return []
+            if self.entry == 0 and (found := self._first(line, writer, index, *match.groups()[:2])):
+                return [found]
+        return [] if self.entry and _FATE.match(text) else None
+
+    def _first(
+        self, line: LogLine, writer: Writer, index: int, sign: str, code: str
+    ) -> Evidence | None:
+        """Returns the evidence in the first failed rank's exit code, if any."""
+        if not sign:  # an exception, which may be in another log
+            words = f"rank {self.rank} exited with code {code}; its error is not in this log"
+            found = Evidence(Weight.VICTIM, "unknown", line, writer, index, self.rank, words)
+            return replace(found, error=True, firm=False)
+        if (fate := _EXITS.get(code)) is None:
+            return None
+        words = f"rank {self.rank} was killed by signal {code}"
+        # The report does not show who killed the rank.
+        found = Evidence(fate[1], fate[0], line, writer, index, self.rank, words)
+        return replace(found, firm=fate[0] != "killed")
