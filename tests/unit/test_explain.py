@@ -180,3 +180,17 @@ def test_torchruns_first_failure_is_named_and_not_the_ranks_that_it_killed_after
     )
     code, said = explain(capsys, log)
     assert code == 0 and said.startswith("failed: rank 1: ") and "exited with code 1" in said, said
+
+
+@pytest.mark.parametrize("cause, log", [
+    ("nan", "{'loss': nan, 'grad_norm': nan, 'learning_rate': 5e-05}\n{'loss': 0.0, 'grad_norm': nan, 'learning_rate': 5e-05}"),
+    ("nan", "step 500: train loss nan, val loss nan"),
+    ("device-memory", "step 500: train loss nan\n[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."),
+    ("host-memory", "2026-03-02 11:02:11.000883:  4120  ERROR ||NEURON_CC_WRAPPER||: Failed compilation with ['neuronx-cc', 'compile']: "
+     "2026-03-02T11:02:10Z [F137] neuronx-cc was forcibly killed - This most commonly occurs due to insufficient system memory."),
+])  # fmt: skip
+def test_a_loss_that_is_nan_and_a_killed_compiler_explain_an_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], cause: str, log: str
+) -> None:
+    (tmp_path / "log").write_text(log + "\n")
+    assert f"({cause})\n" in explain(capsys, tmp_path / "log")[1]
