@@ -52,7 +52,8 @@ def test_twelve_nodes_are_numbered_as_numbers_and_each_has_its_log_and_code(
     with twelve(name, tmp_path, monkeypatch) as bench:
         request = bench.plan("exit", "7", "10", nodes=TWELVE)
         status = bench.until_ended(bench.backend.submit(request), 120)
-        assert failing(status) == {10: 7}
+        said = request.job_log.read_text() if request.job_log.exists() else ""
+        assert failing(status) == {10: 7}, said
         assert [record["node"] for record in bench.records(request)] == [
             str(node) for node in range(TWELVE)
         ]

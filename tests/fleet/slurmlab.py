@@ -71,7 +71,7 @@ AccountingStorageHost={head}
 AccountingStoragePass={folder}/munge/socket
 {enforce}
 JobAcctGatherType=jobacct_gather/none
-MessageTimeout=10
+MessageTimeout=30
 OverTimeLimit=0
 {nodes}
 PartitionName=main Nodes=node[0-{last}] Default=YES MaxTime=1-00:00:00 State=UP

@@ -44,10 +44,10 @@ def sample(variables: Variables, started: float) -> int:
 def chat(variables: Variables, started: float) -> int:
     """Answers PROMPT, or what the user types, with the latest checkpoint."""
     if not variables.get("PROMPT") and "TRAINFLEET_HEAD" in os.environ:
-        why = "make chat forwards no keyboard to the machine that has the run"
+        why = "make chat does not forward typed text to the machine that has the run"
         then = "make chat PROMPT='a question', or make export OUT=my-model"
         raise RunError(
-            "can't be talked to from here", where=run_named(variables).name, why=why, next=then
+            "can't chat with typed text from here", where=run_named(variables).name, why=why, next=then
         )
     if (code := run_location.forwarded("chat", variables)) is not None:
         return code
