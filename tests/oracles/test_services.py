@@ -24,7 +24,7 @@ from trainfleet.run.loggers import Loggers
 kind, first, last = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 one = Loggers([kind], "x", "x-1", {"train.steps": 4}, Path.cwd(), lambda kind, why: print(kind, "has failed:", why))
 for step in range(first, last + 1):
-    one.log(step, {"train/loss": 5.0 - step})
+    one.log(step, {"train/loss": 5.0 - step, "train/valid_loss/hf://a/../*.jsonl (text)": 1.0})
 one.close("finished", 120)
 """
 READ = {

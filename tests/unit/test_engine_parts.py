@@ -40,6 +40,7 @@ class Numbered:
     """A dataset of which sample g is g everywhere, so that a batch tells what it was asked for."""
 
     end_of_document = 3
+    validation_parts = ("validation/a", "validation/b")
 
     def samples(self, split: str, sequence_length: int) -> int:
         return SEQUENCES
@@ -50,7 +51,7 @@ class Numbered:
     def batch(
         self, split: str, first: int, count: int, sequence_length: int, seed: int
     ) -> np.ndarray:
-        assert split == "validation" or seed == TRAIN.seed
+        assert split.startswith("validation") or seed == TRAIN.seed
         return np.repeat(np.arange(first, first + count)[:, None], sequence_length + 1, axis=1)
 
 
@@ -130,6 +131,13 @@ def test_validation_is_the_same_sequences_at_any_world_size(ranks: int) -> None:
     assert [int(row[0]) for part in parts for batch in part for row in batch.inputs] == list(
         range(7)
     )
+
+
+def test_the_parts_of_the_validation_share_its_sequences_in_batches_of_one_shape() -> None:
+    found = batches.validation(Numbered(), Part(TRAIN), 0, 1, Cpu(), "validation/b")  # type: ignore[arg-type]
+    assert [[int(row[0]) for row in batch.inputs] for batch in found] == [[0, 1], [2, 0]]
+    few = Part(replace(TRAIN, validation_sequences=1))
+    assert batches.validation_count(Numbered(), few, "validation/b") == 0  # type: ignore[arg-type]
 
 
 def test_validation_takes_no_more_than_there_is() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -133,7 +134,7 @@ def test_the_plan_says_how_often_training_goes_through_the_data(
     Path("config.yaml").write_text(TEXT.format(name="new").replace("{vocab_size: 500}", data))
     assert command(["plan"]) == 0
     told = re.search(
-        r"training sees 25,600 tokens: ([0-9.]+) epochs, roughly",
+        r"training sees 25,600 tokens: about ([0-9.]+) epochs",
         " ".join(capsys.readouterr().out.split()),
     )
     assert told and 0.5 < float(told[1]) < 5
@@ -146,8 +147,27 @@ def test_the_plan_says_how_often_training_goes_through_the_data(
     assert f"data/text exists: {tokens:,} tokens in 80 documents" in words  # each is in both splits
     assert (
         f"training sees 25,600 tokens: {25_600 / tokens:.2g} epochs" in words
-        and "epochs, roughly" not in words
+        and "tokens: about" not in words
     )
+
+
+def test_the_plan_names_the_sources_that_training_repeats(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("a").mkdir()
+    verbs.write_text(Path("a/few"))
+    for number in range(10):
+        shutil.copytree("a/few", f"a/many/{number}")
+    mixed = "[{path: a/few, weight: 1}, {path: a/many, weight: 1}]"
+    text = TEXT.format(name="new").replace("{vocab_size: 500}", f"{{sources: {mixed}}}")
+    Path("config.yaml").write_text(text)
+    assert command(["plan", "SET='train.steps=300'"]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    told = re.search(r"epochs \(few ([0-9.]+), many ([0-9.]+)\)", words)
+    assert told
+    few, many = map(float, told.groups())
+    assert few > 4 > many and few == pytest.approx(10 * many, rel=0.1)
+    assert f"warning: training repeats few ({few:.0f} epochs); more than 4 epochs teach" in words
 
 
 def profiled(name: str, factor: float, waited: float = 0.001) -> None:

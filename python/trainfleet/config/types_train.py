@@ -302,7 +302,8 @@ class Train:
     validation_sequences: Annotated[
         int, Key(unit="sequences", minimum=1, maximum=1_000_000_000)
     ] = 64
-    """Number of sequences per validation, up to the size of the validation split."""
+    """Number of sequences per validation, up to the size of the validation split. If data.sources
+    has several entries, they share as many sequences again for their separate losses."""
     sample_prompts: Annotated[
         tuple[str, ...], Key(maxItems=8, items={"minLength": 1, "maxLength": 4096})
     ] = ()

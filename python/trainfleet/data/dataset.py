@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from ..trust.errors import DataError
 from ..trust.untrusted_input import MEBIBYTE
 from .dataset_store import DatasetStore, open_store
 from .manifest import ITEM_BYTES, SPLITS, TRAIN, VALIDATION, Manifest, find, read_manifest
+from .sources import short_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from .manifest import Shard
     from .packing import Pack
     from .shards import BlockCache, Tokens
     from .shuffling import Order
@@ -52,7 +54,7 @@ class Dataset:
         window: int | None,
     ) -> None:
         self.store, self.manifest, self.weights, self.window = store, manifest, weights, window
-        self.orders = lru_cache(8)(self._order)
+        self.orders = cache(self._order)
         self.last: dict[str, int] = {}
 
     @classmethod
@@ -115,6 +117,16 @@ class Dataset:
     def counts(self, split: str, sequence_length: int) -> tuple[int, ...]:
         """Returns the number of samples from each of a split's sources."""
         return tuple(max(0, (len(tokens) - 1) // sequence_length) for tokens in self._splits[split])
+
+    @cached_property
+    def validation_parts(self) -> dict[str, list[Shard]]:
+        """Parts of the validation split that are also validated separately, with their shards: one
+        per source, or none if there is only one source.
+        """
+        names = short_names(self.manifest.settings.sources)
+        found = self.manifest.by_source(VALIDATION).items()
+        parts = {f"{VALIDATION}/{names[source]}": shards for source, shards in found}
+        return parts if len(parts) > 1 else {}
 
     def learned(
         self, split: str, first: int, count: int, sequence_length: int, seed: int
@@ -203,22 +215,22 @@ class Dataset:
 
     @cached_property
     def _splits(self) -> dict[str, list[Tokens]]:
-        """Token sequences of each split. If sources have weights, the training split has one
-        sequence per source. Otherwise, each split is a single sequence.
+        """Token sequences of each split, and of each source's part of the validation split. If
+        sources have weights, the training split has one sequence per source. Otherwise, each split
+        is a single sequence.
         """
         from .shards import Tokens
 
-        splits = {}
-        for split in SPLITS:
-            shards = self.manifest.split(split)
-            sources = range(len(self.weights)) if self.weights and split == TRAIN else [None]
-            parts = [
-                [shard for shard in shards if source in (None, shard.source)] for source in sources
-            ]
-            splits[split] = [
-                Tokens(self.store, part, self.manifest.dtype, self._cache) for part in parts
-            ]
-        return splits
+        parts = {split: [self.manifest.split(split)] for split in SPLITS}
+        if self.weights:
+            sources = self.manifest.by_source(TRAIN)
+            parts[TRAIN] = [(*sources[number],) for number in range(len(self.weights))]
+        for name, shards in self.validation_parts.items():
+            parts[name] = [(*shards,)]
+        return {
+            split: [Tokens(self.store, part, self.manifest.dtype, self._cache) for part in each]
+            for split, each in parts.items()
+        }
 
     @cached_property
     def _cache(self) -> BlockCache | None:
@@ -249,7 +261,7 @@ class Conversations(Dataset):
         """Returns the packed rows of each of a split's sources, given the split and T."""
         from .packing import read_pack
 
-        return lru_cache(8)(
+        return cache(
             lambda split, length: [
                 read_pack(self.store, tokens, length) for tokens in self._splits[split]
             ]

@@ -19,9 +19,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -34,7 +35,7 @@ from ..trust.validation import Count, Pattern, Range, fit
 from . import bad_records
 from .chat import ChatTemplate
 from .dataset_store import DatasetStore, open_store, read_all, remake
-from .sources import UnitPlan
+from .sources import UnitPlan, titles
 from .tokenizer import Tokenizer, load
 
 PLAN, MANIFEST = "plan.json", "manifest.json"
@@ -47,6 +48,11 @@ LISTED = 1000  # maximum bad records listed in a manifest
 # Number of length classes. Class i counts documents with [2^i, 2^(i+1)) tokens, up to the longest
 # length that the format supports.
 LENGTHS = 31
+# Fields of a manifest that identify it besides its shards, that equal those of its preparation, and
+# that are sums over its units
+IDENTIFYING = ("tokenizer_sha256", "end_of_document", "dtype")
+SHARED = (*IDENTIFYING, "settings", "listing", "vocabulary_size")
+SUMMED = ("bytes", "text_bytes", "checked", "skipped")
 FORMAT = 1  # version of the file format; all other versions are rejected
 Digest = Annotated[str, Pattern("[0-9a-f]{64}")]
 Stem = Annotated[str, Pattern("(train|validation)/[0-9]{5,9}")]
@@ -170,6 +176,19 @@ class Manifest:
         """Returns the shards of one split in order."""
         return tuple(shard for shard in self.shards if shard.path.startswith(f"{name}/"))
 
+    def by_source(self, name: str) -> dict[int, list[Shard]]:
+        """Returns the shards of one split by source, or [] for a source without any."""
+        found = defaultdict[int, list[Shard]](list)
+        for shard in self.split(name):
+            found[shard.source].append(shard)
+        return found
+
+    @property
+    def source_tokens(self) -> dict[int, int]:
+        """Number of training tokens from each source that has any."""
+        parts = self.by_source(TRAIN).items()
+        return {source: _total("tokens", shards) for source, shards in parts}
+
 
 def settings_of(data: Data) -> DatasetSettings:
     """Returns the settings of the dataset that the config specifies. Raises DataError if the
@@ -181,12 +200,8 @@ def settings_of(data: Data) -> DatasetSettings:
     )
     if data.conversations:
         tokenizer += f", chat template {_hash(ChatTemplate.read(folder_named(data)).definition)}"
-    sources = tuple(
-        f"{source.path} ({source.text_field})" if source.text_field else source.path
-        for source in data.mixture
-    )
     return DatasetSettings(
-        sources, data.text_field, tokenizer, data.validation_fraction, data.conversations
+        titles(data), data.text_field, tokenizer, data.validation_fraction, data.conversations
     )
 
 
@@ -291,13 +306,9 @@ def _contradiction(manifest: Manifest) -> str | None:
     train, validation = manifest.split(TRAIN), manifest.split(VALIDATION)
     width = ITEM_BYTES[manifest.dtype]
     for key, stated, counted in (
-        ("tokens", manifest.tokens, sum(shard.tokens for shard in train)),
-        (
-            "validation_tokens",
-            manifest.validation_tokens,
-            sum(shard.tokens for shard in validation),
-        ),
-        ("documents", manifest.documents, sum(shard.documents for shard in manifest.shards)),
+        ("tokens", manifest.tokens, _total("tokens", train)),
+        ("validation_tokens", manifest.validation_tokens, _total("tokens", validation)),
+        ("documents", manifest.documents, _total("documents", manifest.shards)),
         ("shards", len({shard.path for shard in manifest.shards}), len(manifest.shards)),
     ):
         if stated != counted:
@@ -370,47 +381,41 @@ def assemble(
     Raises DataError if there are no training documents.
     """
     done = list(records)
-    notes = [*warnings, *(note for record in done for note in record.notes)]
-    train = [record.train for record in done if record.train]
-    validation = [record.validation for record in done if record.validation]
-    shards = (*train, *validation)
+    train, validation = (
+        [shard for record in done if (shard := getattr(record, split))] for split in SPLITS
+    )
+    notes = [*warnings, *chain.from_iterable(record.notes for record in done)]
     if not train:
-        raise DataError(
-            "has no document for training",
-            where="data.sources",
-            why="; ".join(notes),
-            next="add text to data.sources",
-        )
-    content = {
-        "tokenizer_sha256": preparation.tokenizer_sha256,
-        "end_of_document": preparation.end_of_document,
-        "dtype": preparation.dtype,
-        "shards": [(shard.path, shard.bin_sha256, shard.idx_sha256) for shard in shards],
-    }
+        what, then = "has no document for training", "add text to data.sources"
+        raise DataError(what, where="data.sources", why="; ".join(notes), next=then)
+    bad = chain.from_iterable(record.skipped_records for record in done)
+    shards = (*train, *validation)
     return Manifest(
-        identity=_hash(content),
-        settings=preparation.settings,
-        listing=preparation.listing,
-        tokenizer_sha256=preparation.tokenizer_sha256,
-        vocabulary_size=preparation.vocabulary_size,
-        end_of_document=preparation.end_of_document,
-        dtype=preparation.dtype,
-        tokens=sum(shard.tokens for shard in train),
-        validation_tokens=sum(shard.tokens for shard in validation),
-        documents=sum(shard.documents for shard in shards),
-        validation_documents=sum(shard.documents for shard in validation),
+        **_settled(preparation, done, shards),
+        tokens=_total("tokens", train),
+        validation_tokens=_total("tokens", validation),
+        documents=_total("documents", shards),
+        validation_documents=_total("documents", validation),
         longest=max(shard.longest for shard in shards),
-        bytes=sum(record.bytes for record in done),
-        text_bytes=sum(record.text_bytes for record in done),
         backends=tuple(sorted({record.backend for record in done})),
-        checked=sum(record.checked for record in done),
         notes=tuple(dict.fromkeys(notes)),
         shards=shards,
-        skipped=sum(record.skipped for record in done),
-        skipped_records=tuple(
-            islice((name for record in done for name in record.skipped_records), LISTED)
-        ),
+        skipped_records=(*islice(bad, LISTED),),
     )
+
+
+def _settled(
+    preparation: Preparation, done: list[UnitRecord], shards: Iterable[Shard]
+) -> dict[str, Any]:
+    """Returns a manifest's identity, its settings and the sums over its units."""
+    known = {key: getattr(preparation, key) for key in SHARED}
+    files = [(shard.path, shard.bin_sha256, shard.idx_sha256) for shard in shards]
+    identity = _hash({"shards": files, **{key: known[key] for key in IDENTIFYING}})
+    return {"identity": identity, **known, **{key: _total(key, done) for key in SUMMED}}
+
+
+def _total(key: str, parts: Iterable[Shard | UnitRecord]) -> int:
+    return sum(getattr(part, key) for part in parts)
 
 
 def _hash(content: Any) -> str:

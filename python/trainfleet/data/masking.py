@@ -10,7 +10,7 @@ losses.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,6 +57,10 @@ class Masked:
     @property
     def end_of_document(self) -> int:
         return self.dataset.end_of_document
+
+    @property
+    def validation_parts(self) -> Collection[str]:
+        return self.dataset.validation_parts
 
     def samples(self, split: str, sequence_length: int) -> int:
         """Returns the number of samples of `sequence_length` tokens in one epoch of a split."""

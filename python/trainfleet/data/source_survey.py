@@ -4,6 +4,8 @@ tokenize`.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +23,7 @@ FIRST = 2**24  # maximum size of a .json file that `make plan` reads, in bytes
 @dataclass(frozen=True)
 class SourceSurvey:
     """Amount of text to tokenize, with warnings for the user. `largest` is the size of the largest
-    unit in bytes.
+    unit in bytes, and `by_source` the size of each source.
     """
 
     files: int
@@ -30,6 +32,7 @@ class SourceSurvey:
     largest: int
     warnings: tuple[str, ...]
     notes: tuple[str, ...]
+    by_source: Mapping[int, int]
 
     def seconds(self, processes: int) -> float:
         """Estimates the tokenization time in seconds for a number of processes."""
@@ -45,6 +48,9 @@ def look(data: Data) -> SourceSurvey:
     if data.on_bad_record == STOP:
         _read_first_records(plan, data)
     warnings = (*plan.warnings, *look_into(plan.units, data))
+    by_source = Counter[int]()
+    for unit in plan.units:
+        by_source[unit.source] += unit.bytes
     return SourceSurvey(
         plan.files,
         plan.bytes,
@@ -52,6 +58,7 @@ def look(data: Data) -> SourceSurvey:
         max(unit.bytes for unit in plan.units),
         warnings,
         tuple(plan.notes),
+        by_source,
     )
 
 

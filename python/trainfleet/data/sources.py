@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
+from os.path import commonprefix
 from typing import BinaryIO
 
 from ..config.addresses import HUB
@@ -44,6 +45,9 @@ LARGEST_TEXT = 16 * GRID
 # Minimum number of texts to expect in the validation split. If there would be fewer, validation
 # uses the last part of each text instead.
 FEW = 5
+LISTED = 5  # maximum sources that a note lists
+# Passes over a text up to which they are about as good as new text (arxiv.org/abs/2305.16264)
+REPEATS = 4
 PROCESS_MB_PER_SECOND = 45.0  # text throughput per process, as measured in tests/bench/LOG.md
 
 
@@ -156,6 +160,44 @@ def plan_units(data: Data) -> UnitPlan:
         units += _cut(files, aim, source, len(units))
     identity = hashlib.sha256(json.dumps([asdict(unit) for unit in units]).encode()).hexdigest()
     return UnitPlan(tuple(units), len(seen), total, identity, tuple(warnings), few)
+
+
+def titles(data: Data) -> tuple[str, ...]:
+    """Returns the path of each source, with its text field if it has a separate one."""
+    return tuple(
+        f"{source.path} ({source.text_field})" if source.text_field else source.path
+        for source in data.mixture
+    )
+
+
+def short_names(paths: Sequence[str]) -> list[str]:
+    """Returns the paths without the folders that all of them share."""
+    shared = commonprefix(paths)  # noqa: RUF071 - cut after a slash below
+    start = shared.rfind("/") + 1 if len(paths) > 1 else 0
+    return [path[start:].strip("/") or path for path in paths]
+
+
+def epochs(data: Data, tokens: Mapping[int, int], taken: float) -> dict[str, float]:
+    """Returns the number of passes over each source in `taken` training tokens, most passes first.
+
+    `tokens` contains the training tokens of each source that has any.
+    """
+    shares = dict(enumerate(data.weights)) if data.weights else tokens
+    names, total = short_names(titles(data)), sum(shares.values())
+    found = {
+        names[source]: taken * shares[source] / total / count
+        for source, count in tokens.items()
+        if count
+    }
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def repeated(epochs: Mapping[str, float]) -> list[str]:
+    """Returns a note that names the sources with more than REPEATS epochs, if there are any."""
+    many = [f"{name} ({count:.0f} epochs)" for name, count in epochs.items() if count > REPEATS]
+    more = f" and {len(many) - LISTED} more" if len(many) > LISTED else ""
+    why = f"more than {REPEATS} epochs teach less than new text"
+    return [f"training repeats {', '.join(many[:LISTED])}{more}; {why}"] if many else []
 
 
 def have_changed(data: Data, identity: str) -> bool:

@@ -37,7 +37,7 @@ from ..trust.safe_output import install
 from . import generate
 from .batches import samples_for
 from .checkpoint import Checkpoints
-from .record import Recorder
+from .record import Recorder, dataset_facts
 from .timing import Slowest, StepProfiler, Stopwatch
 from .trainer import Trainer
 from .vote import NoticePoller, Vote
@@ -175,10 +175,7 @@ def open_record(run: Run, config: Config, trainer: Trainer, dataset: Dataset) ->
         gradient_accumulation_steps=trainer.batches.per_step,
         sequence_length=train.sequence_length,
         total_steps=train.steps,
-        dataset=config.data.name,
-        dataset_tokens=dataset.manifest.tokens,
-        dataset_skipped=dataset.manifest.skipped,
-        dataset_notes=dataset.notes(train.sequence_length),
+        **dataset_facts(config, dataset),
         restarts=run.read_results().get("restarts", 0),
     )
     return recorder

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from operator import itemgetter
 from typing import NamedTuple, Protocol
@@ -15,6 +15,7 @@ from ..config import Config
 from ..config.families import FAMILIES
 from ..config.types import Train
 from ..data.dataset import Dataset
+from ..data.manifest import VALIDATION
 from ..data.masking import Masked
 from ..devices import Device
 from ..models.loss import IGNORED
@@ -104,6 +105,9 @@ class Samples(Protocol):
     @property
     def end_of_document(self) -> int: ...
 
+    @property
+    def validation_parts(self) -> Collection[str]: ...
+
     def samples(self, split: str, sequence_length: int) -> int: ...
 
     def batch(
@@ -175,30 +179,35 @@ class Batches:
 
 
 def validation(
-    samples: Samples, config: Config, rank: int, ranks: int, device: Device
+    samples: Samples, config: Config, rank: int, ranks: int, device: Device, part: str = VALIDATION
 ) -> Iterator[MicroBatch]:
-    """Yields this rank's share of the validation sequences.
+    """Yields this rank's share of the sequences that validate a split.
 
-    The sequences are the same for every validation and any number of ranks.
+    The sequences are the same for every validation and any number of ranks. The batches of a part
+    of the split are padded, so that they have the compiled shape.
     """
     train, end = config.train, separator(samples, config.train)
-    count = validation_count(samples, config)
+    count = validation_count(samples, config, part)
     for first in range(
         count * rank // ranks, last := count * (rank + 1) // ranks, train.micro_batch_size
     ):
         size = min(train.micro_batch_size, last - first)
-        yield split(
-            device.upload(
-                samples.batch("validation", first, size, train.sequence_length, train.seed)
-            ),
-            end,
-        )
+        rows = samples.batch(part, first, size, train.sequence_length, train.seed)
+        batch = split(device.upload(rows), end)
+        if part != VALIDATION:
+            batch = join([batch, batch.blank(train.micro_batch_size - size)])
+        yield batch
 
 
-def validation_count(samples: Samples, config: Config) -> int:
-    """Returns the number of sequences per validation."""
+def validation_count(samples: Samples, config: Config, split: str = VALIDATION) -> int:
+    """Returns the number of sequences per validation of a split. The parts of the validation split
+    share `train.validation_sequences`.
+    """
     train = config.train
-    return min(train.validation_sequences, samples.samples("validation", train.sequence_length))
+    most = train.validation_sequences // (
+        1 if split == VALIDATION else len(samples.validation_parts)
+    )
+    return min(most, samples.samples(split, train.sequence_length))
 
 
 def separator(samples: Samples, train: Train) -> int | None:

@@ -8,12 +8,17 @@ import json
 import math
 import time
 from collections.abc import Callable
+from itertools import islice
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from ..config import Config
 from ..config.schedule import learning_rate
 from ..config.types import Train
+from ..data.dataset import Dataset
+from ..data.sources import epochs, repeated
 from ..run.loggers import Loggers
+from ..run.records import SOURCE_LOSS, VALID_LOSS
 from ..run.run_folder import Record, Run, append_line, write_atomic
 from ..trust.errors import RunError
 from .checkpoint import Saved, TrainingProgress
@@ -24,6 +29,7 @@ if TYPE_CHECKING:
 
 # fields of a metrics line that account for elapsed time
 SPAN = ("time", "span", "in_validate", "in_checkpoint", "in_compile")
+SOURCES = 100  # maximum sources in results.json
 # Minimum interval between writes of results.json, in seconds. Each write waits for the disk.
 RESULTS_EVERY = 5.0
 
@@ -46,26 +52,14 @@ class Recorder:
         loggers: Loggers | None = None,
         slowest: Slowest | None = None,
     ) -> None:
-        self.loggers, self.slowest = loggers, slowest
-        self.run, self.train, self.progress, self.watch, self.load = (
-            run,
-            train,
-            progress,
-            watch,
-            load,
-        )
-        self.resumed = progress.step
-        self.last = progress.step, 0.0  # step and training seconds as of the last metrics line
-        before = list(run.read_metrics())
-        self.lines = [line for line in before if line["step"] <= progress.step]
+        self.run, self.train, self.progress, self.watch = run, train, progress, watch
+        self.load, self.loggers, self.slowest = load, loggers, slowest
+        self.resumed = step = progress.step
+        self.last = step, 0.0  # step and training seconds as of the last metrics line
         # wall-clock time and time outside steps, as of the last metrics line
         self.written, self.apart = time.time(), dict.fromkeys(watch.apart, 0.0)
-        if lost := [line for line in before if line["step"] > progress.step]:
-            spans = [{key: line[key] for key in SPAN if key in line} for line in lost]
-            run.record(
-                "lost", step=progress.step, steps=lost[-1]["step"] - progress.step, spans=spans
-            )
-        run.record("began", step=progress.step)
+        self.lines = self._kept(step)
+        run.record("began", step=step)
         # seconds per stage in earlier attempts
         self.spent: dict[str, float] = run.read_results().get("seconds") or {}
         self.board: SummaryWriter | None = None
@@ -75,52 +69,64 @@ class Recorder:
         self.complained = False
         write_atomic(run.metrics, "".join(json.dumps(line) + "\n" for line in self.lines))
 
+    def _kept(self, step: int) -> list[Record]:
+        """Returns the earlier attempts' metrics up to a step, and records the lost later ones."""
+        before = list(self.run.read_metrics())
+        if lost := [line for line in before if line["step"] > step]:
+            spans = [{key: line[key] for key in SPAN if key in line} for line in lost]
+            self.run.record("lost", step=step, steps=lost[-1]["step"] - step, spans=spans)
+        return [line for line in before if line["step"] <= step]
+
     def step(
         self,
         loss: float,
         norm: float,
-        valid_loss: float | None,
+        valid: Record,
         skipped: int,
         memory: int,
         more: Record | None = None,
     ) -> None:
         """Logs the metrics of the latest step.
 
-        `more` contains device metrics and the loss scale.
+        `valid` contains the validation losses, and `more` device metrics and the loss scale.
         """
-        (logged, before), now = self.last, self.watch.training
-        self.last = self.progress.step, now
-        seconds = (now - before) / (self.progress.step - logged)
-        speed = self.train.global_batch_size * self.train.sequence_length / seconds
         line = {
             "step": self.progress.step,
             "loss": loss,
-            "tokens": self.progress.tokens,
-            "tokens_per_second": round(speed, 1),
-            "mfu": round(speed * self.load, 4),
-            "lr": learning_rate(self.train, self.progress.step),
             "grad_norm": norm,
-            "seconds": round(seconds, 4),
             "memory_bytes": memory,
-            **{f"{name}_seconds": round(spent, 5) for name, spent in self.watch.parts().items()},
-            **(self.slowest.measure() if self.slowest else {}),
             "skipped": skipped,
             **(more or {}),
-            **self._span(first=logged == self.resumed),
+            **self._pace(),
         }
         self._tell_skips(line)
-        self._append(line if valid_loss is None else line | {"valid_loss": valid_loss})
-        validated = "" if valid_loss is None else f"  validation {valid_loss:.4f}"
-        print(
-            f"step {self.progress.step:,}  loss {loss:.4f}  {speed:.0f} tokens/s{validated}",
-            flush=True,
-        )
+        self._append(line | valid)
+        losses = [f"  {name.replace(VALID_LOSS, 'validation')} {valid[name]:.4f}" for name in valid]
+        speed = f"{line['tokens_per_second']:.0f} tokens/s"
+        print(f"step {self.progress.step:,}  loss {loss:.4f}  {speed}", *losses, sep="", flush=True)
         if time.monotonic() - self.updated > RESULTS_EVERY:
             self._try(self.update)
 
     def sampled(self, prompt: str, text: str) -> None:
         """Records a text of the model as an event."""
         self._record("sampled", step=self.progress.step, prompt=prompt, text=text)
+
+    def _pace(self) -> Record:
+        """Returns the latest step's tokens, learning rate, throughput and times."""
+        (logged, before), step, now = self.last, self.progress.step, self.watch.training
+        self.last = step, now
+        seconds = (now - before) / (step - logged)
+        speed = self.train.global_batch_size * self.train.sequence_length / seconds
+        return {
+            "tokens": self.progress.tokens,
+            "tokens_per_second": round(speed, 1),
+            "mfu": round(speed * self.load, 4),
+            "lr": learning_rate(self.train, step),
+            "seconds": round(seconds, 4),
+            **{f"{name}_seconds": round(spent, 5) for name, spent in self.watch.parts().items()},
+            **(self.slowest.measure() if self.slowest else {}),
+            **self._span(first=logged == self.resumed),
+        }
 
     def _span(self, first: bool) -> dict[str, float]:
         """Returns the current time, and the seconds since the last line, both in total and per
@@ -266,8 +272,24 @@ class Recorder:
         return self.board
 
 
+def dataset_facts(config: Config, dataset: Dataset) -> Record:
+    """Returns what results.json says about the data, with the epochs that the run will make of
+    each source of a mixture.
+    """
+    manifest, train = dataset.manifest, config.train
+    passes = epochs(config.data, manifest.source_tokens, config.step_tokens * train.steps)
+    facts: Record = {
+        "dataset": config.data.name,
+        "dataset_tokens": manifest.tokens,
+        "dataset_skipped": manifest.skipped,
+        "dataset_notes": [*dataset.notes(train.sequence_length), *repeated(passes)],
+    }
+    most = dict(islice(passes.items(), SOURCES))
+    return facts | ({"source_epochs": most} if len(most) > 1 else {})
+
+
 def summary(lines: list[Record]) -> Record:
-    """Returns the first and final loss, the last validation loss, and the median throughput and
+    """Returns the first and final loss, the last validation losses, and the median throughput and
     MFU.
 
     The medians exclude the first line unless it is the only one.
@@ -279,5 +301,12 @@ def summary(lines: list[Record]) -> Record:
     for key in ("tokens_per_second", "mfu"):
         values = [line[key] for line in steady if line[key] is not None]
         found[key] = median(values) if values else None
-    validated = [line["valid_loss"] for line in lines if "valid_loss" in line]
-    return found | ({"valid_loss": validated[-1]} if validated else {})
+    validated = next((line for line in reversed(lines) if VALID_LOSS in line), {})
+    if validated:
+        found[VALID_LOSS] = validated[VALID_LOSS]
+    by_source = {
+        name.removeprefix(SOURCE_LOSS): validated[name]
+        for name in validated
+        if name.startswith(SOURCE_LOSS)
+    }
+    return found | ({"valid_losses": by_source} if by_source else {})

@@ -14,8 +14,11 @@ from ..config.families import FAMILIES
 from ..config.schedule import learning_rate
 from ..config.types import Train
 from ..data.dataset import Dataset
+from ..data.manifest import VALIDATION
 from ..models.custom_model import module_at
 from ..process.install_paths import page
+from ..run.records import VALID_LOSS
+from ..run.run_folder import Record
 from ..trust.errors import RunError
 from . import batches, generate
 from .batches import Batches, Samples
@@ -86,11 +89,9 @@ class Trainer:
             if step == first:
                 self.device.synchronize()
                 self.watch.first_step()
-            valid_loss = (
-                self.validate() if step == last or due(step, self.train.validate_every) else None
-            )
-            if logged or valid_loss is not None:
-                self.log(recorder, valid_loss)
+            valid = self.validate() if step == last or due(step, self.train.validate_every) else {}
+            if logged or valid:
+                self.log(recorder, valid)
             decision = vote.agreed(self.checkpoints.proposal())
             ending = decision.stop or step == last
             self.save_if_due(step, decision, ending, recorder)
@@ -109,24 +110,29 @@ class Trainer:
             )
         self.progress.advance(self.train)
 
-    def validate(self) -> float | None:
-        """Returns the mean validation loss, or None if there is no validation data.
+    def validate(self) -> dict[str, float]:
+        """Returns the mean validation loss, and that of each source of a mixture, by metric name.
 
-        The loss does not depend on the number of ranks.
+        A split without a whole sequence has none. The losses do not depend on the number of ranks.
         """
-        if not (count := batches.validation_count(self.samples, self.config)):
-            return None
-        with self.watch.stage("validate"):
-            rank, ranks = self.parts.data, self.parts.ways
-            found = batches.validation(self.samples, self.config, rank, ranks, self.device)
-            total = self.parts.evaluate(found, most=-(-count // ranks))
-            length = self.train.sequence_length
-            guesses = self.samples.learned("validation", 0, count, length, self.train.seed)
-            guesses = guesses or count * FAMILIES[self.config.model.family].guesses(length)
-            return float(self.world.sum(total) / guesses)
+        found, rank, ranks = {}, self.parts.data, self.parts.ways
+        samples, train = self.samples, self.train
+        for split in (VALIDATION, *samples.validation_parts):
+            count = batches.validation_count(samples, self.config, split)
+            if not count:
+                continue
+            with self.watch.stage("validate"):
+                own = batches.validation(samples, self.config, rank, ranks, self.device, split)
+                total = self.parts.evaluate(own, most=-(-count // ranks))
+                guesses = samples.learned(split, 0, count, train.sequence_length, train.seed)
+                family = FAMILIES[self.config.model.family]
+                guesses = guesses or count * family.guesses(train.sequence_length)
+                name = split.replace(VALIDATION, VALID_LOSS, 1)
+                found[name] = float(self.world.sum(total) / guesses)
+        return found
 
-    def log(self, recorder: Recorder | None, valid_loss: float | None) -> None:
-        """Logs a step's metrics.
+    def log(self, recorder: Recorder | None, valid: Record) -> None:
+        """Logs a step's metrics. `valid` contains the validation losses, if it was validated.
 
         The host waits for the device only here and at checkpoints.
         """
@@ -136,8 +142,8 @@ class Trainer:
             self.watch.tell()
         if recorder:
             meters = self.device.meters() | (self.scale.meters() if self.scale else {})
-            recorder.step(loss, norm, valid_loss, skipped, self.device.memory_used(), meters)
-        if recorder and valid_loss is not None and self.train.sample_prompts:
+            recorder.step(loss, norm, valid, skipped, self.device.memory_used(), meters)
+        if recorder and valid and self.train.sample_prompts:
             self.sample(recorder)
 
     def sample(self, recorder: Recorder) -> None:

@@ -23,12 +23,12 @@ from ..config import (
 from ..data.dataset import find
 from ..data.manifest import MANIFEST, skippable
 from ..data.source_survey import look
-from ..data.sources import have_changed
+from ..data.sources import epochs, have_changed, repeated
 from ..hardware import node_types
 from ..plan.job import Request, tokenize_job, train_job
 from ..plan.measurement import counts_of
 from ..plan.plan import Plan, make_plan
-from ..report.history import few_digits
+from ..report.history import by_name, few_digits
 from ..run.run_folder import DATA, RUNS, Run, read_json, run_of
 from ..trust.errors import ConfigError, NoSource, Problem, RunError
 from ..trust.spelling import suggest
@@ -213,7 +213,7 @@ def _data(config: Config, backend: Backend) -> tuple[list[str], bool]:
     if dataset is not None:
         notes = [
             f"{folder} exists: {dataset.tokens:,} tokens in {dataset.documents:,} documents",
-            seen(config, dataset.tokens),
+            *seen(config, dataset.source_tokens),
         ]
         if count := dataset.skipped:
             notes.append(
@@ -230,7 +230,9 @@ def _data(config: Config, backend: Backend) -> tuple[list[str], bool]:
     size = f"{found.bytes / 1e6:,.1f} MB in {found.files:,} files, {found.units:,} units"
     notes = [
         f"{folder} will be created: {size}, about {seconds:.0f} s",
-        f"{seen(config, found.bytes // TOKEN_BYTES)}, roughly",
+        *seen(
+            config, {key: size // TOKEN_BYTES for key, size in found.by_source.items()}, "about "
+        ),
     ]
     if share := skippable(config.data):
         notes.append(
@@ -239,13 +241,16 @@ def _data(config: Config, backend: Backend) -> tuple[list[str], bool]:
     return [*notes, *found.notes, *(f"warning: {warning}" for warning in found.warnings)], False
 
 
-def seen(config: Config, tokens: int) -> str:
-    """Returns a note with the number of epochs that training makes over a dataset of `tokens`
-    tokens.
+def seen(config: Config, tokens: Mapping[int, int], about: str = "") -> list[str]:
+    """Returns notes with the number of epochs that training makes over a dataset and its sources,
+    given the tokens of each source.
     """
-    train = config.train
-    taken = train.steps * train.global_batch_size * train.sequence_length
-    return f"training sees {taken:,} tokens: {few_digits(taken / max(tokens, 1))} epochs"
+    taken = config.train.steps * config.step_tokens
+    found = epochs(config.data, tokens, taken)
+    whole = few_digits(taken / max(sum(tokens.values()), 1))
+    each = f" ({by_name(found, few_digits)})" if config.data.weights else ""
+    notes = [f"training sees {taken:,} tokens: {about}{whole} epochs{each}"]
+    return notes + [f"warning: {note}" for note in repeated(found)]
 
 
 def sized(variables: Variables, weak: bool) -> list[tuple[Config, Derivation]]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from statistics import median
 
@@ -34,6 +35,7 @@ WORDS = {  # heartbeat phases before the first step
     "load": "loading model and data",
     "compile": "compiling",
 }
+LISTED = 8  # maximum sources in a list
 OPENING, LONGEST_OPENING = 3, 40  # maximum words and characters of a suggested prompt
 
 
@@ -165,6 +167,11 @@ class History:
         tokens, whole = self.measured("tokens"), number(self.results.get("dataset_tokens"))
         return f"{few_digits(tokens / whole)} epochs" if tokens and whole else ""
 
+    def numbers(self, key: str) -> dict[str, float]:
+        """Returns the numbers of an object in results.json."""
+        found = self.results.get(key) or {}
+        return {name: value for name, raw in found.items() if (value := number(raw)) is not None}
+
     @property
     def losses(self) -> tuple[float | None, float | None]:
         """Returns the first and the last finite training loss."""
@@ -258,11 +265,7 @@ class History:
         """
         if self.ledger:
             return self.ledger
-        seconds = {
-            name: value
-            for name, raw in (self.results.get("seconds") or {}).items()
-            if (value := number(raw)) is not None
-        }
+        seconds = self.numbers("seconds")
         # If `started` is recorded, startup is measured from the start of the command and includes
         # tokenization.
         if self.results.get("started"):
@@ -497,6 +500,12 @@ def few_digits(value: float) -> str:
     1.5, 12.
     """
     return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def by_name(values: Mapping[str, float], write: Callable[[float], str]) -> str:
+    """Formats the first values with their names, as in `wiki 0.4, code 3.1`."""
+    shown = [f"{name} {write(value)}" for name, value in islice(values.items(), LISTED)]
+    return ", ".join([*shown, "…"] if len(values) > LISTED else shown)
 
 
 def percent(fraction: float | None) -> str:

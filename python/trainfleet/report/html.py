@@ -79,6 +79,7 @@ def write(run: Run) -> Path:
         _stages(history),
         *([_pair(*_figures(panels.panels(history), panels.CAPTIONS))] if history.metrics else []),
         _pair(_sample(history), _next(history)),
+        _rows("Sources", panels.sources(history)),
         _pair(
             _rows("Provenance", panels.facts(history)),
             _rows("Ranks, slowest first", panels.ranks(history)),

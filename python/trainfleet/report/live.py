@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Self, TextIO
 
 from ..health import fence
 from ..health.heartbeat_format import newest_step
-from ..run.records import check_metric
+from ..run.records import SOURCE_LOSS, check_metric
 from ..run.run_folder import Feed, Lines, Record, Run
 from ..trust.errors import S3Error
 from ..trust.safe_output import discard, shown, unguarded
-from .history import clock, decimal, describe, duration, number, percent, quantity
+from .history import by_name, clock, decimal, describe, duration, number, percent, quantity
 from .refresh import Refresh
 
 if TYPE_CHECKING:
@@ -252,7 +252,12 @@ class Live(Shown):
                 for name, figure in self._parts(metric, metric["step"])
                 if fresh is not None or name != "valid "
             ]
-            self.line.say("  ".join(shown))
+            parts = {
+                key.removeprefix(SOURCE_LOSS): value
+                for key, value in metric.items()
+                if key.startswith(SOURCE_LOSS)
+            }
+            self.line.say("  ".join([*shown, *[f"({by_name(parts, decimal)})"] * bool(parts)]))
 
     def _parts(self, metric: Record, step: int) -> list[Part]:
         mfu = number(metric.get("mfu"))

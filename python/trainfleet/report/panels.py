@@ -18,7 +18,7 @@ from ..health.heartbeat_format import read_beats, stage
 from ..run.run_folder import Run
 from ..trust import untrusted_input
 from ..trust.errors import ConfigError, InputError
-from .history import History, duration, layout, moment, quantity, size
+from .history import History, decimal, duration, few_digits, layout, moment, quantity, size
 from .plots import BLUE, MANY, STYLE, VERMILION, frame, line, mark_breaks
 
 if TYPE_CHECKING:
@@ -188,6 +188,14 @@ def ranks(history: History) -> Iterator[tuple[str, ...]]:
         ):
             spent = f"{duration(beat.busy_seconds)} of {duration(beat.step_seconds)}"
             yield f"rank {beat.rank}", f"node {beat.node}", stage(beat), spent
+
+
+def sources(history: History) -> Iterator[tuple[str, ...]]:
+    """Yields each source of a mixture, with its validation loss and its epochs."""
+    losses, passes = history.numbers("valid_losses"), history.numbers("source_epochs")
+    for name in passes | losses:
+        seen = f"{few_digits(passes[name])} epochs by the end" if name in passes else ""
+        yield name, f"validation loss {decimal(losses.get(name))}", seen
 
 
 def given(run: Run) -> Iterator[tuple[str, str]]:

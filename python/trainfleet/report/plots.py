@@ -13,14 +13,16 @@ import os
 import re
 import warnings
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from shlex import quote
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from ..run.records import SOURCE_LOSS
 from ..run.run_folder import Run, make_folder
 from ..trust.errors import RunError
-from .history import BREAKS, History, decimal, quantity, read
+from .history import BREAKS, LISTED, History, decimal, quantity, read
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -146,6 +148,11 @@ def _draw_loss(history: History) -> Figure:
     if valid:
         line(axes, seen, valid, VERMILION, dots=len(valid) <= 40)
         ends.append((valid[-1], f"valid {decimal(valid[-1])}", VERMILION))
+    for name in islice(history.numbers("valid_losses"), LISTED):
+        seen, valid = history.series(SOURCE_LOSS + name)
+        if valid:
+            line(axes, seen, valid, VERMILION, width=1, alpha=0.4)
+            ends.append((valid[-1], f"{short(name)} {decimal(valid[-1])}", VERMILION))
     mark_breaks(axes, history)
     label_ends(axes, ends)
     _count_tokens(axes, history.tokens_per_step)
@@ -278,6 +285,13 @@ def _smooth(values: list[float]) -> list[float]:
     middle = numpy.arange(len(values))
     half = numpy.minimum(numpy.minimum(middle, middle[::-1]), max(len(values) // 100, 2))
     return list((sums[middle + half + 1] - sums[middle - half]) / (2 * half + 1))
+
+
+def short(name: str) -> str:
+    """Shortens a name to leave room for the curves. Cuts out the middle, because long names often
+    differ only at one end.
+    """
+    return name if len(name) <= 26 else f"{name[:12]}…{name[-13:]}"
 
 
 def label_ends(axes: Axes, ends: list[Label]) -> None:

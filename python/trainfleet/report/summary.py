@@ -18,8 +18,10 @@ from ..run.run_folder import RUNS, Run
 from ..trust.errors import TrainfleetError
 from .history import (
     History,
+    by_name,
     decimal,
     duration,
+    few_digits,
     number,
     percent,
     predicted,
@@ -101,6 +103,8 @@ def _data(history: History) -> list[Row]:
         for whole in [number(history.results.get("dataset_tokens"))]
         if whole and history.epochs
     ]
+    if passes := history.numbers("source_epochs"):
+        told.append(f"epochs by the end: {by_name(passes, few_digits)}")
     if count := history.results.get("dataset_skipped"):
         told.append(f"{count:,} bad record{'s' * (count > 1)} skipped")
     every = list(history.results.get("dataset_notes", ()))
@@ -161,9 +165,10 @@ def _left_out(history: History) -> list[Row]:
 def _losses(history: History) -> str:
     first, last = history.losses
     broke = f" · not finite from step {history.broke_at:,}" if history.broke_at is not None else ""
-    valid = history.measured("valid_loss")
+    valid, parts = history.measured("valid_loss"), history.numbers("valid_losses")
+    each = f" ({by_name(parts, decimal)})" if parts else ""
     return f"{decimal(first)} → {decimal(last)}{broke}" + (
-        f" · validation {decimal(valid)}" if valid is not None else ""
+        f" · validation {decimal(valid)}{each}" if valid is not None else ""
     )
 
 
@@ -311,18 +316,11 @@ def value_text(value: object) -> str:
     return text if len(text) <= 40 else f"{text[:39]}…"
 
 
-def _short(name: str) -> str:
-    """Shortens a name to leave room for the curves. Cuts out the middle, because long names often
-    differ only at one end.
-    """
-    return name if len(name) <= 26 else f"{name[:12]}…{name[-13:]}"
-
-
 def draw(runs: Mapping[str, Run], path: Path) -> None:
     """Plots training loss against tokens, with one labeled line per run."""
     import matplotlib
 
-    from .plots import FAINT, STYLE, label_ends, save, sheet
+    from .plots import FAINT, STYLE, label_ends, save, sheet, short
 
     with matplotlib.rc_context(STYLE):
         figure, axes = sheet("Loss (nats per token)", 7.6, 4.2)
@@ -337,7 +335,7 @@ def draw(runs: Mapping[str, Run], path: Path) -> None:
                 axes.plot(
                     tokens, losses, color=colour, lw=1.6, marker="o" if len(losses) == 1 else ""
                 )
-                ends.append((losses[-1], f"{_short(label)}  {decimal(losses[-1])}", colour))
+                ends.append((losses[-1], f"{short(label)}  {decimal(losses[-1])}", colour))
         label_ends(axes, ends)
         axes.margins(x=0.02)
         with suppress(OSError):

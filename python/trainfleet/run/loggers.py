@@ -17,6 +17,7 @@ import importlib.util
 import netrc
 import os
 import queue
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -29,6 +30,8 @@ from ..process.install_paths import installing_package
 PROJECT = "trainfleet"
 PATIENCE = 30.0  # timeout in seconds for flushing the queue at the end
 MOST = 10_000  # maximum queue length; the oldest items are dropped if it is full
+# Parts of a metric's name, such as a source's path, that MLflow rejects
+BAD_NAME = re.compile(r"[^\w/. :-]|(?<=/)\.{1,2}(/|$)|/(?=/)|/$")
 Metrics = Mapping[str, float]
 
 
@@ -68,7 +71,8 @@ class Mlflow:
             self.mlflow.log_params({key: str(value)[:500] for key, value in config.items()})
 
     def log(self, step: int, metrics: Metrics) -> None:
-        self.mlflow.log_metrics(dict(metrics), step=step)
+        known = {BAD_NAME.sub("_", name): value for name, value in metrics.items()}
+        self.mlflow.log_metrics(known, step=step)
 
     def close(self, status: str) -> None:
         self.mlflow.end_run({"finished": "FINISHED", "stopped": "KILLED"}.get(status, "FAILED"))

@@ -38,6 +38,10 @@ class Shape(TypedDict, total=False):
     parameters: Count
 
 
+# Metric with the validation loss, and prefix of the metrics with that of each source of a mixture
+VALID_LOSS, SOURCE_LOSS = "valid_loss", "valid_loss/"
+
+
 class Sample(TypedDict, total=False):
     """A prompt and the model's continuation."""
 
@@ -74,6 +78,8 @@ class Results(TypedDict, total=False):
     first_loss: Number
     final_loss: Number
     valid_loss: Number
+    valid_losses: dict[str, Number] | None
+    source_epochs: dict[str, Number] | None
     tokens_per_second: Number
     mfu: Number
     goodput: Number
