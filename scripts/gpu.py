@@ -1,13 +1,12 @@
-"""The first minutes on a GPU: `python scripts/gpu.py [--minutes 2] [PART...]`. It needs no network,
-and goes on where it ended.
+"""Checks one GPU in about eight minutes: `python scripts/gpu.py [--minutes 2] [PART...]`. Needs no
+network, and continues where it stopped.
 
-`python scripts/gpu.py pack [PYTHON]` puts into .gpu/packages-PYTHON, which git ignores, what a bare
-CUDA image lacks for that version of Python (3.12). Beside that it takes torch, numpy, transformers,
-tokenizers, safetensors, PyYAML, tensorboard, pytest.
+Requires torch, numpy, transformers, tokenizers, safetensors, PyYAML, tensorboard and pytest.
+`python scripts/gpu.py pack [PYTHON]` downloads the other packages that a bare CUDA image lacks to
+.gpu/packages-PYTHON, which git ignores (PYTHON defaults to 3.12).
 
-Each check that has ended is a line of .gpu/results.jsonl, and is not done again (--again does). The
-named parts, in order; those after `peers` only run by name. On a CPU, GPU_TESTS_ON=cpu tries all of
-it at toy size.
+Each finished check is a line of .gpu/results.jsonl. A check that passed is skipped, unless --again
+is set. Parts after `peers` run only by name. GPU_TESTS_ON=cpu runs all on a CPU, at toy size.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 HOME = ROOT / ".gpu"
 LARGEST = 40 * 2**20  # bytes of the packed folder
-# What the tests and a job of one node import beside the packages of the image.
+# Packages that the tests and a single-node job import in addition to those of a CUDA image.
 PACKED = (
     "rich",
     "markdown-it-py",
@@ -49,13 +48,13 @@ TAKEN = (
     "pytest",
 )
 TOY = os.environ.get("GPU_TESTS_ON") == "cpu"
-FREE = 0.9  # of a GPU's memory, below which another process has part of it
+FREE = 0.9  # minimum free fraction of the GPU's memory; if less is free, another process uses it
 
 
 @dataclass(frozen=True)
 class Check:
-    """A command of this checkout's Python, and the seconds that it may take. `shape`: of
-    tests/bench/bench_gpu.py, else tests.
+    """A Python command and its timeout. `shape`: the model shape of a benchmark
+    (tests/bench/bench_gpu.py), or "" for tests.
     """
 
     part: str
@@ -118,14 +117,12 @@ PARTS = tuple(dict.fromkeys(check.part for check in CHECKS))
 
 
 def packages(version: str = f"{sys.version_info.major}.{sys.version_info.minor}") -> Path:
-    """The folder of what is packed for a version of Python: another's modules in C would not
-    load.
-    """
+    """Returns the folder of the packed packages, per Python version because of C extensions."""
     return HOME / f"packages-{version}"
 
 
 def pack(version: str) -> int:
-    """Packs the wheels for a version of Python, as this interpreter has them; the exit code."""
+    """Downloads PACKED for a Python version, in the versions of this one. Returns the exit code."""
     folder = packages(version)
     shutil.rmtree(folder, ignore_errors=True)
     pinned = [f"{name}=={importlib.metadata.version(name)}" for name in PACKED]
@@ -152,7 +149,7 @@ def pack(version: str) -> int:
 
 
 def lacks() -> list[str]:
-    """A line for each thing that is missing here, or is not as it should be."""
+    """Returns one line per missing package or GPU problem."""
     found = [f"{name} is missing: pip install {name}" for name in TAKEN if not _version(name)]
     if not _version("torch"):
         return found
@@ -183,13 +180,13 @@ def _version(name: str) -> str:
 
 
 def record(results: Path, line: dict[str, object]) -> None:
-    """Keeps a line of results."""
+    """Appends a line to the results."""
     with results.open("a") as file:
         print(json.dumps(line), file=file)
 
 
 def done(results: Path) -> dict[str, dict[str, object]]:
-    """The last line of each check that was done at this size."""
+    """Returns each check's latest result at this size."""
     lines = (
         [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
     )
@@ -197,7 +194,7 @@ def done(results: Path) -> dict[str, dict[str, object]]:
 
 
 def run(check: Check, folder: Path) -> dict[str, object]:
-    """The record of a check, once it has ended or its time is over."""
+    """Runs a check, up to its timeout, and returns its record."""
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(
             map(str, (ROOT / "python", ROOT / "tests", ROOT / "scripts", packages()))
@@ -206,7 +203,7 @@ def run(check: Check, folder: Path) -> dict[str, object]:
         "PYTHONDONTWRITEBYTECODE": "1",
         "REQUIRE_ALL": "",
     }
-    # a CPU compiles C++, and slowly
+    # on a CPU, compiling takes longer
     began, seconds = (
         time.monotonic(),
         check.seconds * (5 if TOY else 1),
@@ -229,7 +226,7 @@ def run(check: Check, folder: Path) -> dict[str, object]:
     tables = [line for line in said if line.startswith("| ")]
     last = next((line.strip("= ") for line in reversed(said) if line.strip()), "")
     if not code and not check.shape and "passed" not in last:
-        code = 5  # pytest's own: each case was skipped
+        code = 5  # pytest's code for no test run: all were skipped
     state = {0: "passed", 5: "skipped", 124: f"took more than {seconds} s"}.get(
         code, f"failed: {log}"
     )
@@ -248,9 +245,11 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("parts", nargs="*", help=", ".join(PARTS))
-    parser.add_argument("--minutes", type=float, default=8.0, help="until no further check begins")
-    parser.add_argument("--folder", type=Path, default=HOME, help="of the results and logs")
-    parser.add_argument("--again", action="store_true", help="also what is done")
+    parser.add_argument(
+        "--minutes", type=float, default=8.0, help="minutes after which no further check starts"
+    )
+    parser.add_argument("--folder", type=Path, default=HOME, help="folder for results and logs")
+    parser.add_argument("--again", action="store_true", help="also run checks that have passed")
     told = parser.parse_args()
     if told.parts[:1] == ["pack"]:
         return pack(told.parts[1] if told.parts[1:] else "3.12")
@@ -281,7 +280,7 @@ def main() -> int:
         found = before.get(check.name)
         if not found or found["state"] != "passed":
             if time.monotonic() > until:
-                print(f"{check.name}: its time is over; the same command goes on with it")
+                print(f"{check.name}: out of time; run the same command to continue")
                 continue
             record(results, found := run(check, told.folder.absolute()))
         failed |= found["state"] not in ("passed", "skipped")
@@ -294,7 +293,7 @@ def main() -> int:
 
 
 def device() -> str:
-    """The name of the device, its driver and torch's CUDA, as nvidia-smi and torch have them."""
+    """Returns the GPU's name, driver and memory, and torch's CUDA version."""
     if not shutil.which("nvidia-smi"):
         return "no nvidia-smi"
     words = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]

@@ -1,10 +1,10 @@
-"""Renews instance_types.json by AWS's own answers: `PYTHONPATH=python python
-scripts/instance_types.py ANSWER.json ...`.
+"""Updates instance_types.json from AWS API responses: `PYTHONPATH=python python
+scripts/instance_types.py RESPONSE.json ...`.
 
-An answer is a file that the AWS CLI wrote: `aws ec2 describe-instance-types`, or `aws pricing
-get-products` with the filters of prices.py, of AmazonEC2 or AmazonSageMaker in us-east-1. botocore
-says on which types SageMaker trains. What nobody publishes by an API is kept as it is in the file,
-whose `about` names the page. A type that the file lacks is printed, to be completed by hand.
+A response is the output of `aws ec2 describe-instance-types`, or of `aws pricing get-products` for
+AmazonEC2 or AmazonSageMaker in us-east-1, with the filters of prices.py. botocore's model lists the
+types on which SageMaker trains. Values that no API publishes stay unchanged; their source is in the
+file's `about`. A type that is not in the file is printed, to be completed by hand.
 """
 
 from __future__ import annotations
@@ -21,13 +21,11 @@ from trainfleet.hardware.node_types import TABLE
 from trainfleet.trust.untrusted_input import parse_json
 
 Row = dict[str, Any]
-CARD = 4  # interfaces of card 0 that a node needs at most
+CARD = 4  # maximum number of interfaces that a node needs on card 0
 
 
 def described(answer: Row) -> Row:
-    """What EC2 says of one type (an entry of DescribeInstanceTypes' InstanceTypes), by the keys of
-    the file.
-    """
+    """Converts an entry of DescribeInstanceTypes to a row of the file."""
     network = answer["NetworkInfo"]
     cards, gpus = network["NetworkCards"], answer.get("GpuInfo", {}).get("Gpus", ())
     speed = re.fullmatch(
@@ -35,7 +33,7 @@ def described(answer: Row) -> Row:
     )
     efa = network.get("EfaInfo", {}).get("MaximumEfaInterfaces", 0)
     first = next((place for place, card in enumerate(cards) if "efa" in card["InterfaceTypes"]), 0)
-    # of Neuron's, a rank is a logical core
+    # Neuron devices are not counted here, because a rank is a logical core
     return {
         "vcpus": answer["VCpuInfo"]["DefaultVCpus"],
         "memory_gib": answer["MemoryInfo"]["SizeInMiB"] // 1024,
@@ -50,7 +48,7 @@ def described(answer: Row) -> Row:
 
 
 def priced(product: str) -> tuple[str, Row]:
-    """A product of the Pricing API: its instance type, and its price by the key of the file."""
+    """Returns a Pricing API product's instance type, and its price under the file's key."""
     attributes = parse_json(product, "PriceList")["product"]["attributes"]
     is_training = "instanceName" in attributes
     name = (
@@ -65,7 +63,7 @@ def priced(product: str) -> tuple[str, Row]:
 
 
 def renewed(rows: dict[str, Row], answers: list[Row], trained_on: frozenset[str]) -> dict[str, Row]:
-    """The rows with what the answers say, and with rows that they alone have."""
+    """Returns the rows updated from the responses, with a new row for each unknown type."""
     found = {name: dict(row) for name, row in rows.items()}
     for answer in answers:
         told = [
@@ -79,7 +77,7 @@ def renewed(rows: dict[str, Row], answers: list[Row], trained_on: frozenset[str]
 
 
 def write(table: Row) -> str:
-    """The file's text: a line for each type."""
+    """Formats the file, with one line per type."""
     types = ",\n".join(
         f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in table["types"].items()
     )

@@ -1,11 +1,11 @@
-"""Reduces the configuration of pip and uv to where packages come from and how to get there.
+"""Reduces the configuration of pip and uv to the package sources and how to reach them.
 
-run COMMAND...   runs pip or uv with that part only
-check            names what is not used, in one line; an error in the configuration ends it with 2
-show             prints all of it as JSON, passwords included: for a program, not for a log
+run COMMAND...   runs pip or uv with only these settings
+check            lists unused settings in one line; exits with 2 if the configuration is invalid
+show             prints the settings as JSON, including passwords: for programs, not for logs
 
-The locks pin each file by its SHA-256. A constraint, a target or a user's other habits could only
-stop an installation. Sources: https://pip.pypa.io/en/stable/topics/configuration/,
+The locks pin each file by its SHA-256, so a constraint, a target or another personal setting could
+only break an installation. Sources: https://pip.pypa.io/en/stable/topics/configuration/,
 https://docs.astral.sh/uv/reference/environment/ and /settings/
 """
 
@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-# Options of pip that say where packages are, and uv's variable with the same meaning.
+# pip's options for package sources, and uv's equivalent environment variables
 SOURCES = {
     "index-url": "UV_DEFAULT_INDEX",
     "extra-index-url": "UV_INDEX",
@@ -38,9 +38,9 @@ SOURCES = {
     "client-cert": "SSL_CLIENT_CERT",
     "timeout": "UV_HTTP_TIMEOUT",
     "retries": "UV_HTTP_RETRIES",
-    "index-strategy": "UV_INDEX_STRATEGY",  # uv's only
+    "index-strategy": "UV_INDEX_STRATEGY",  # uv only
 }
-OTHER_NAMES = {  # of the same options: pip's aliases, uv's older variables and the keys of uv.toml
+OTHER_NAMES = {  # aliases: pip's, uv's older variables, and the keys of uv.toml
     "pypi-url": "index-url",
     "default-timeout": "timeout",
     "allow-insecure-host": "trusted-host",
@@ -52,7 +52,7 @@ OTHER_NAMES = {  # of the same options: pip's aliases, uv's older variables and 
     "http-retries": "retries",
 }
 LISTS = ("extra-index-url", "find-links", "trusted-host")
-# Where this machine keeps downloads, and what pip prints: without effect on what is installed.
+# options for caches and output, which do not affect the installed packages
 KEPT = (
     "cache-dir",
     "no-cache",
@@ -67,7 +67,7 @@ CERTIFICATES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
 
 
 class Refused(Exception):
-    """An error of the configuration: what, where, and what to type next."""
+    """Configuration error: what, where, and the next command."""
 
     def __init__(self, what: str, where: str, then: str, why: str = "") -> None:
         super().__init__(what)
@@ -79,7 +79,7 @@ class Refused(Exception):
 
 
 class Settings:
-    """Options with their values, where each was found, and the options that are not used."""
+    """Options with their values and sources, and the unused options."""
 
     def __init__(self) -> None:
         self.values = dict[str, str]()
@@ -95,14 +95,14 @@ class Settings:
             self.unused[name] = place
 
     def complete(self, other: Settings) -> None:
-        """Takes from another program's settings the options that this one's lack."""
+        """Adds the other program's settings for options that are not set here."""
         self.values = other.values | self.values
         self.places = other.places | self.places
         self.unused |= other.unused
 
 
 def settings_of(program: str, environment: Mapping[str, str]) -> Settings:
-    """Returns the settings of pip or uv; the other program's count for what these leave open."""
+    """Returns the settings of pip or uv, completed from the other program's."""
     first, second = _pip(environment), _uv(environment)
     if program == "uv":
         first, second = second, first
@@ -127,7 +127,7 @@ def _pip(environment: Mapping[str, str]) -> Settings:
     found = Settings()
     files = list(_pip_files(environment))
     parsed = [(file, _parse_ini(file)) for file in files if file.is_file()]
-    for section in ("global", "install"):  # pip install takes its own section before the global one
+    for section in ("global", "install"):  # [install] overrides [global]
         for file, parser in parsed:
             for name, value in parser.items(section) if parser.has_section(section) else ():
                 found.take(name.replace("_", "-").removeprefix("--"), value, str(file))
@@ -136,7 +136,7 @@ def _pip(environment: Mapping[str, str]) -> Settings:
 
 
 def _pip_files(environment: Mapping[str, str]) -> Iterator[Path]:
-    """Yields the files that pip reads, the last one winning."""
+    """Yields pip's configuration files; later ones override earlier ones."""
     chosen = environment.get("PIP_CONFIG_FILE", "")
     if chosen == os.devnull:
         return
@@ -219,7 +219,9 @@ def _parse_toml(file: Path) -> dict[str, Any]:
 
 
 def _take_toml(found: Settings, name: str, value: Any, place: str) -> None:
-    if name == "index" and isinstance(value, list):  # tables, one of which may be the default
+    if name == "index" and isinstance(
+        value, list
+    ):  # a list of tables, one of which may be the default
         urls = [
             (bool(entry.get("default")), str(entry.get("url", "")))
             for entry in value
@@ -252,8 +254,8 @@ def _take_variables(found: Settings, prefix: str, environment: Mapping[str, str]
 def environment_of(
     program: str, settings: Settings, environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """Returns the environment for pip or uv: these settings, none of their files, and everything
-    else as it was.
+    """Returns the environment for pip or uv, with these settings instead of their configuration
+    files.
     """
     prefix = "UV_" if program == "uv" else "PIP_"
     kept = {
@@ -283,7 +285,7 @@ def _option(variable: str) -> str:
 
 
 def run(command: list[str]) -> int:
-    """Runs the command, and says what an index that refused it wants."""
+    """Runs the command. If an index refused it, prints the required credentials."""
     program = "uv" if Path(command[0]).name == "uv" else "pip"
     settings = settings_of(program, os.environ)
     code = subprocess.run(
@@ -300,7 +302,7 @@ def run(command: list[str]) -> int:
 
 
 def wants_password(address: str) -> bool:
-    """Asks an index for its front page; pip says only that it has no versions there."""
+    """Returns whether an index requires a password. pip reports only that it found no versions."""
     try:
         urllib.request.urlopen(address, timeout=5).close()
     except urllib.error.HTTPError as error:

@@ -1,8 +1,5 @@
-"""Finds prose that reads like a translation: the rules are in prose.yaml. Usage: prose.py [--count]
-[PATH ...].
-
-It reads Markdown, docstrings, comments and messages, and also measures sentences. It exits with 1
-if it found anything.
+"""Lints prose in Markdown, docstrings, comments and messages with the rules of prose.yaml, and
+limits the length of sentences. Usage: prose.py [--count] [PATH ...]. Exits with 1 on any finding.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ import yaml
 RULES = yaml.safe_load((Path(__file__).parent / "prose.yaml").read_text(encoding="utf-8"))
 WHERE = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "docs", "python")
 CODE = re.compile(r"``.*?``|`[^`]*`|\]\([^)]*\)|https?://\S+")
-FEW = 3  # words of a string that is not prose yet
+FEW = 3  # strings with at most this many words are not prose
 
 
 @dataclass(frozen=True)
@@ -36,7 +33,7 @@ class Text:
 
 
 def of_page(path: Path) -> Iterator[Text]:
-    """The paragraphs, list items and table cells of a Markdown page, without its code."""
+    """Yields the paragraphs, list items and table cells of a Markdown page, without its code."""
     fenced, begun, lines = False, 1, list[str]()
     for number, line in enumerate([*path.read_text(encoding="utf-8").splitlines(), ""], 1):
         fence = line.lstrip().startswith("```")
@@ -55,7 +52,7 @@ def of_page(path: Path) -> Iterator[Text]:
 
 
 def of_module(path: Path) -> Iterator[Text]:
-    """The docstrings, comments and messages of a Python module."""
+    """Yields the docstrings, comments and messages of a Python module."""
     source = path.read_text(encoding="utf-8")
     docstrings = set()
     tree = ast.parse(source)
@@ -92,7 +89,7 @@ def of_module(path: Path) -> Iterator[Text]:
 
 
 def spoken(node: ast.Constant | ast.JoinedStr) -> str:
-    """What a string says, with X for each value that a message has in it."""
+    """Returns a string's text, with X for each formatted value."""
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else ""
     return "".join(
@@ -102,7 +99,7 @@ def spoken(node: ast.Constant | ast.JoinedStr) -> str:
 
 
 def sentences(text: Text) -> list[str]:
-    """Its sentences, without code."""
+    """Returns the text's sentences, without code."""
     return [
         one
         for one in re.split(r"(?<=[.!?:;])\s+", CODE.sub("X", text.words))
@@ -111,7 +108,7 @@ def sentences(text: Text) -> list[str]:
 
 
 def finds(text: Text, rules: list[dict[str, Any]] = RULES["rules"]) -> Iterator[str]:
-    """What to write better in a text."""
+    """Yields the problems of a text."""
     plain = CODE.sub("X", text.words)
     for rule in rules:
         if rule.get("docstrings") and text.kind != "docstring":
@@ -126,7 +123,7 @@ def finds(text: Text, rules: list[dict[str, Any]] = RULES["rules"]) -> Iterator[
 
 
 def texts(roots: list[Path]) -> Iterator[Text]:
-    """All prose below these files and folders."""
+    """Yields all prose in these files and folders."""
     for root in roots:
         for path in sorted(root.rglob("*")) if root.is_dir() else [root]:
             if path.suffix == ".md":

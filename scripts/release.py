@@ -1,5 +1,5 @@
 """make release: builds the wheel and the sdist in dist/, installs the wheel in a clean environment,
-and types verbs there.
+and runs verbs there.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from trainfleet.trust.errors import RunError, TrainfleetError, tell
 
 ROOT = Path(__file__).parents[1]
 DIST = Path("dist")
-PLACEHOLDER = "git.example"  # stands for the host of the repository until a release
-# in the clean environment
+PLACEHOLDER = "git.example"  # placeholder for the repository's host until a release
+# commands to run in the clean environment
 TYPED = (
     ("--version",),
     ("recipes",),
@@ -38,16 +38,13 @@ def main() -> int:
 
 
 def project() -> dict[str, Any]:
-    """What pyproject.toml says."""
+    """Returns the [project] table of pyproject.toml."""
     return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
 def refuse_unready(number: str) -> None:
-    """Refuses to release a checkout with changes or without an address, or a version whose changes
-    have no date.
-
-    Raises:
-        RunError: what is missing.
+    """Raises RunError if the checkout has uncommitted changes or placeholders for the repository's
+    address, or if the version's section of CHANGELOG.md has no date.
     """
     if changed := _run("git", "status", "--porcelain").splitlines():
         raise RunError(
@@ -89,7 +86,7 @@ def refuse_unready(number: str) -> None:
 
 
 def build(folder: Path) -> tuple[Path, Path]:
-    """The wheel and the sdist, built by the pinned hatchling in a separate environment."""
+    """Builds the wheel and the sdist with the pinned hatchling, in a separate environment."""
     asked = project()
     with TemporaryDirectory() as tools:
         _run(
@@ -112,9 +109,7 @@ def build(folder: Path) -> tuple[Path, Path]:
 
 
 def check(wheel: Path, folder: Path, requirements: Sequence[str]) -> None:
-    """Installs the requirements and the wheel in a new environment, and types verbs in an empty
-    folder.
-    """
+    """Installs the requirements and the wheel in a new environment, and runs verbs in it."""
     venv.create(folder / "env", with_pip=False)
     python, desk = folder / "env/bin/python", folder / "desk"
     desk.mkdir()

@@ -1,8 +1,8 @@
-"""Prints what an image is made of as SPDX 2.3 in JSON: the distribution's packages, and Python's
-with where they came from.
+"""Prints an image's packages as SPDX 2.3 JSON: the distribution's, and Python's with their source
+(https://spdx.github.io/spdx-spec/v2.3/).
 
-https://spdx.github.io/spdx-spec/v2.3/ - standard library only. Nothing of the day is in it: the
-same packages make the same text.
+Imports only the standard library. The output contains no dates, so the same packages produce the
+same text.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def system() -> Iterator[dict[str, object]]:
-    """The packages of dpkg or rpm."""
+    """Yields the packages of dpkg or rpm."""
     for words in (
         ["dpkg-query", "-W", "-f", "${Package} ${Version} ${Architecture}\n"],
         ["rpm", "-qa", "--qf", "%{NAME} %{VERSION}-%{RELEASE} %{ARCH}\n"],

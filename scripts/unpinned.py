@@ -1,4 +1,4 @@
-"""Prints the packages of Neuron that the ones named here ask for and that are not installed.
+"""Prints missing Neuron packages that the given packages require.
 
 Neuron's packages come from Neuron's index, each pinned in docker/platforms.lock.yaml: the usual
 index may have others of their names.
@@ -26,7 +26,7 @@ def main(packages: list[str]) -> None:
 
 
 def plain(name: str) -> str:
-    """A package's name as indexes compare it."""
+    """Returns a package name in normalized form."""
     return re.sub("[-_.]+", "-", name).lower()
 
 

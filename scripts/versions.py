@@ -1,13 +1,12 @@
-"""Finds versions that stand outside the locks: docker/platforms.lock.yaml for what lies under
-Python, pyproject.toml for Python.
+"""Finds versions outside docker/platforms.lock.yaml (for everything below Python) and
+pyproject.toml (for Python packages).
 
-    python scripts/versions.py [FILE...]     all files that git knows, or these; each finding is a
-    line, and the exit code is 1
+    python scripts/versions.py [FILE...]     all tracked files, or these
 
-What counts: a number that the lock pins, wherever it stands; in what runs (scripts, Dockerfiles,
-recipes, CI, Makefile) and in code's own texts any other version too: `VERSION=1.2.3`, `name==1.2`,
-a file's name that has one, an image's tag or digest. What is only said is not looked at: comments,
-docstrings and messages may tell with which version something was met.
+Prints one line per finding, and exits with 1 if there are any. A finding is a version that the lock
+pins, anywhere. In scripts, Dockerfiles, recipes, CI, the Makefile and string literals, it is also
+any other version: `VERSION=1.2.3`, `name==1.2`, a version in a file name, an image tag or digest.
+Comments, docstrings and messages may mention versions.
 """
 
 from __future__ import annotations
@@ -43,14 +42,12 @@ VERSION = re.compile(
     re.IGNORECASE,
 )
 ADDRESS = re.compile(r"(?:\d{1,3}\.){3}\d{1,3}(?:/\d+)?")
-# what we run on: nothing is installed by it
+# versions that we run on but do not install
 SAID = re.compile(r"Python(?:-version)? 3\.\d+|ubuntu 2\d\.04", re.IGNORECASE)
 
 
 def pinned() -> set[str]:
-    """Every version that the lock pins and that can't be mistaken for another number: of three
-    parts or more.
-    """
+    """Returns the locked versions with at least three parts; others could be ordinary numbers."""
     lock = yaml.safe_load((ROOT / "docker" / "platforms.lock.yaml").read_text())
     python = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lines = [
@@ -76,9 +73,9 @@ def _versions(entry: object) -> Iterator[str]:
 
 
 def find(path: Path, known: set[str]) -> Iterator[tuple[int, str]]:
-    """(line, version) of each that stands in a file."""
+    """Yields (line, version) for each version in a file."""
     text = path.read_text(encoding="utf-8", errors="replace")
-    # the program and its tables, but for recipes
+    # the program and its tables, except recipes
     has_messages = path.suffix == ".py" or TABLE.search(str(path))
     for number, line in what_runs(path, text):
         for match in VERSION.finditer(SAID.sub("", ADDRESS.sub("", line))):
@@ -97,7 +94,7 @@ def find(path: Path, known: set[str]) -> Iterator[tuple[int, str]]:
 
 
 def what_runs(path: Path, text: str) -> Iterable[tuple[int, str]]:
-    """The lines of a file without what is only said."""
+    """Returns a file's numbered lines without comments, docstrings and descriptions."""
     if PROSE.fullmatch(path.name):
         return []
     if path.suffix == ".py":
@@ -106,7 +103,7 @@ def what_runs(path: Path, text: str) -> Iterable[tuple[int, str]]:
         re.compile(r"(^|\s)#.*") if path.suffix not in (".json", ".html") else re.compile(r"(?!)")
     )
     lines = [(number, comment.sub("", line)) for number, line in enumerate(text.splitlines(), 1)]
-    if path.suffix == ".json":  # a schema's texts
+    if path.suffix == ".json":  # a schema's descriptions are prose
         return [
             (number, line)
             for number, line in lines
@@ -116,7 +113,7 @@ def what_runs(path: Path, text: str) -> Iterable[tuple[int, str]]:
 
 
 def _of_python(text: str) -> Iterator[tuple[int, str]]:
-    """The texts in code, but for docstrings and patterns."""
+    """Yields string literals, except docstrings and raw strings (patterns)."""
     before = tokenize.NEWLINE
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         alone = before in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)  # a docstring

@@ -40,10 +40,10 @@ def test_it_goes_on_where_its_time_was_over(tmp_path: Path) -> None:
     assert (
         code == 0
         and "the device" in said
-        and "ten losses of Llama: its time is over; the same command goes on" in said
+        and "ten losses of Llama: out of time; run the same command" in said
     ), said
     code, said = minute(tmp_path, "--minutes", "0.001", "first", **TOY)
-    assert code == 0 and said.count("passed") >= 2 and "1b ours: its time is over" in said, said
+    assert code == 0 and said.count("passed") >= 2 and "1b ours: out of time" in said, said
     assert lines(tmp_path) == ["the device", "ten losses of Llama"]
 
 
