@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
+import jsonschema
+
 from fleet.conftest import Run, lines
 from fleet.lab import lab
+from trainfleet.report import json_output
 
 
 def test_the_gate_names_a_slow_node_and_a_wrong_version(run: Run) -> None:
@@ -49,10 +53,14 @@ def test_a_folder_that_is_not_shared_and_a_taken_port_are_found_by_trying(run: R
         other = "mkdir -p /fsx/other/trainfleet && cp -r /fsx/trainfleet/ssh /fsx/other/trainfleet && mount --bind /fsx/other /fsx"
         nodes.run(1, "sh", "-c", other)  # all that facts show is as it should be
         nodes.run(0, "sh", "-c", "python3 -m http.server 29399 > /dev/null 2>&1 &")
-        found = run(nodes, "doctor")
-        table = lines(found.stdout)
-        assert "its /fsx/trainfleet does not have the file that node0 wrote" in table["node1"], (
-            found.stdout
-        )
-        assert "port 29399 is already in use" in table["node0"], found.stdout
-        assert table["node2"].endswith(" ok") and found.returncode == 1
+        found = run(nodes, "doctor", JSON=1)  # alone on stdout, whatever is shown on the way
+        told = json.loads(found.stdout)
+        part = json.loads(json_output.FILE.read_text()) | {"$ref": "#/$defs/doctor"}
+        jsonschema.validate(told, part, cls=jsonschema.Draft202012Validator)
+        faults = {host["name"]: host["faults"] for host in told["hosts"]}
+        table = lines("\n".join(told["lines"]))
+        assert "its /fsx/trainfleet does not have the file that node0 wrote" in table["node1"], told
+        assert "port 29399 is already in use" in table["node0"], told
+        assert table["node2"].endswith(" ok") and found.returncode == 1 and not told["healthy"]
+        assert all("; ".join(faults[name]) in table[name] for name in table), told
+        assert [*faults] == ["node0", "node1", "node2"] and not faults["node2"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -173,3 +174,16 @@ def test_a_run_says_that_it_concludes_before_it_writes_its_sample(
     recorder = SimpleNamespace(close=lambda status: None, update=lambda **_: None)
     engine.conclude(Run(tmp_path), trainer, recorder, None, "finished")  # type: ignore[arg-type]
     assert said == [("conclude", 40), "sample"]
+
+
+def test_ctrl_c_ends_a_sample_as_it_ends_other_verbs_and_is_how_a_chat_ends(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(_: object) -> Iterator[str]:
+        yield "half a"
+        raise KeyboardInterrupt
+
+    for name in ("stream", "talk"):
+        monkeypatch.setattr(generate, name, interrupted)
+    assert (generate.main(["x"]), generate.main(["x", "--chat"])) == (130, 0)
+    assert capsys.readouterr().out == "half a\n" * 2

@@ -15,13 +15,18 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 
+import s3server
 from trainfleet.cli import main as command
+from trainfleet.cli.runs import _watched
 from trainfleet.cli.runs import served as served_on
 from trainfleet.report import all_runs, server
 from trainfleet.report.server import MOST, Server
+from trainfleet.run.run_folder import Run
+from trainfleet.storage.folder_sync import FolderSync
 from unit.report_runs import make_run
 
 PAGE = b"<p>the report"
@@ -322,3 +327,55 @@ def test_only_what_changed_is_read_again(
     assert (
         everything.listed()["first-run"]["status"] == "failed" and read[3:].count("first-run") == 1
     )
+
+
+def test_runs_of_other_folders_and_of_s3_are_shown_and_an_unreachable_address_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(all_runs, "EVERY", 0.2)
+    monkeypatch.setattr("trainfleet.storage.folder_sync.PART", 5000)  # a run's metrics are several
+    other, there = tmp_path / "other", tmp_path / "there"
+    make_run(other, name="beside")
+    (other / "link").symlink_to(make_run(tmp_path / "far", name="far").folder)
+    watched = ["s3://bucket/some/runs/", "s3://nowhere/runs", str(other), str(tmp_path / "gone")]
+    with s3server.serve(lambda application: application):
+        for name in ("line", "..."):
+            run = make_run(there, name=name, status="failed")
+            run.record("verdict", who="rank 3", words="out of memory")
+            FolderSync(run.folder, f"s3://bucket/some/runs/{name}").push(lambda _: True)
+        pages = all_runs.AllRuns(tmp_path / "runs", watched)
+        assert pages.runs()["runs"][0]["name"] == "beside", "S3 keeps nobody waiting"
+        deadline = time.monotonic() + 20
+        while len((found := pages.runs())["runs"]) < 2 or any(
+            fault.endswith("is being read") for fault in found["faults"]
+        ):
+            assert time.monotonic() < deadline, found
+            time.sleep(0.1)
+        runs = {run["name"]: run for run in found["runs"]}
+        assert set(runs) == {"beside", "line"} and len(found["faults"]) == 2, found["faults"]
+        assert (
+            found["faults"][0].startswith("s3://nowhere/runs: ") and "why: " in found["faults"][0]
+        )
+        assert found["faults"][1] == f"{tmp_path / 'gone'}: is not a readable folder"
+        line, beside = runs["line"], runs["beside"]
+        assert (line["where"], beside["where"]) == ("s3://bucket/some/runs", str(other))
+        assert line["note"] == "rank 3: out of memory" and line["loss"] == beside["loss"]
+        local = all_runs.columns_of(Run(there / "line"))["loss"]
+        query = {"run": [unquote(line["id"])]}
+        steps, losses = pages.curves(query)["loss"]
+        assert steps == local[0] and len(losses) == len(steps)
+        told = pages.differences({"run": [*query["run"], unquote(beside["id"])]})
+        assert told["fault"].startswith("line/config.yaml:2: "), (
+            "it came, and is none that was resolved"
+        )
+
+
+def test_what_is_watched_is_in_the_config_and_a_broken_config_hides_no_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert _watched() == ()
+    Path("config.yaml").write_text("name: x\nwatch: [../other/runs, s3://bucket/runs]\n")
+    assert _watched() == ("../other/runs", "s3://bucket/runs")
+    Path("config.yaml").write_text("name: x\nwatch: [1]\n")
+    assert _watched() == () and "config.yaml:2: watch" in capsys.readouterr().err

@@ -169,7 +169,8 @@ def _end(place: Place, run: Run, variables: Variables, sure: bool) -> None:
     begun = None if running else launching.under_way(place)
     ask = f"{run.folder} is running; save a checkpoint and stop it?"
     if (running or begun) and not sure and not is_agreed(ask):
-        then = "run make clean YES=1 to save a checkpoint and stop it, or make watch to view it"
+        it = f"RUN={run.name}"
+        then = f"run make clean {it} YES=1 to save a checkpoint and stop it, or make watch {it}"
         raise ConfigError.of(str(run.folder), "is running; nothing was changed", next=then)
     if running or (begun and not launching.cancel(place, run, begun)):
         run_location.stop(place, run, variables)

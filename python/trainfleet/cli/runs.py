@@ -7,7 +7,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -86,7 +86,7 @@ def _watch_all(port: int) -> int:
     """Serves the page of all runs until Ctrl-C."""
     from ..report import all_runs
 
-    pages = all_runs.AllRuns(RUNS)
+    pages = all_runs.AllRuns(RUNS, _watched())
     server = served(port, all_runs.page, pages.routes)
     # The list is ready once the user has opened the page.
     threading.Thread(target=pages.runs, daemon=True).start()
@@ -94,6 +94,20 @@ def _watch_all(port: int) -> int:
         print(f"all runs: {server.link}\nCtrl-C stops this server, not the runs", flush=True)
         server.serve_forever()
     return 0
+
+
+def _watched() -> Sequence[str]:
+    """Returns the `watch` entries of config.yaml. Prints the error if the file is invalid."""
+    from ..launch.command import config_of, settings_of
+
+    settings = settings_of({})
+    if not settings.path.exists():
+        return ()
+    try:
+        return config_of(settings)[0].watch
+    except ConfigError as error:
+        tell(error)
+        return ()
 
 
 def served(port: int, page: Callable[[], bytes], routes: Routes | None = None) -> Server:

@@ -68,6 +68,12 @@ class Config:
     always saved."""
     budget: BudgetConfig
     """Cost limit of the run."""
+    watch: Annotated[
+        tuple[str, ...],
+        Key(maxItems=16, uniqueItems=True, items={"minLength": 1, "maxLength": 1024}),
+    ] = ()
+    """Folders whose runs `make watch` shows in addition to those in runs/. Each entry contains run
+    folders, such as ../other/runs or s3://bucket/prefix/runs."""
 
     @property
     def fleet_name(self) -> str:

@@ -172,11 +172,14 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=None, help="the same seed writes the same text")
     options = parser.parse_args(arguments)
-    with suppress(KeyboardInterrupt):
+    code = 0
+    try:
         for text in (talk if options.chat else stream)(options):
             print(text, end="", flush=True)
+    except KeyboardInterrupt:
+        code = 0 if options.chat else 130  # as in shells
     print()
-    return 0
+    return code
 
 
 def stream(options: argparse.Namespace) -> Iterator[str]:

@@ -71,7 +71,7 @@ async function ask(path) {
   if (!answer.ok) throw new Error(answer.status === 403 ? "open this page with the full address that make watch printed" : `the server answered ${answer.status}`);
   return answer.json();
 }
-const isShown = run => $("#filter").value.toLowerCase().split(/\s+/).every(word => `${run.name} ${run.status} ${run.model || ""} ${run.note || ""}`.toLowerCase().includes(word));
+const isShown = run => $("#filter").value.toLowerCase().split(/\s+/).every(word => `${run.name} ${run.where} ${run.status} ${run.model || ""} ${run.note || ""}`.toLowerCase().includes(word));
 function ordered() {
   const value = run => sort === "updated" ? now - run.updated : run[sort];
   const known = run => value(run) !== undefined && value(run) !== null && value(run) !== "";
@@ -113,7 +113,7 @@ function fill(made, run) {
   if (said === made.said) return;
   made.said = said;
   made.label.textContent = run.name;
-  made.sub.textContent = [run.model, isNumber(run.nodes) && `${run.nodes} node${run.nodes > 1 ? "s" : ""}`, run.step > 0 && (run.step === run.steps ? `${whole(run.step)} steps` : `step ${quantity(run.step)} / ${quantity(run.steps)}`)].filter(Boolean).join(" · ");
+  made.sub.textContent = [run.where, run.model, isNumber(run.nodes) && `${run.nodes} node${run.nodes > 1 ? "s" : ""}`, run.step > 0 && (run.step === run.steps ? `${whole(run.step)} steps` : `step ${quantity(run.step)} / ${quantity(run.steps)}`)].filter(Boolean).join(" · ");
   Object.assign(made.note, {textContent: run.note || "", className: ["running", "not started"].includes(run.status) ? "" : "bad"});
   Object.assign(made.cells[1].firstChild, {textContent: run.status, className: run.status});
   made.last.replaceChildren(...links(run));
@@ -328,7 +328,9 @@ function side() {
 async function look() {
   let said = "";
   try {
-    ({now, total, runs} = await ask("/runs.json"));
+    let faults;
+    ({now, total, runs, faults} = await ask("/runs.json"));
+    said = faults.join("\n");
     for (const id of Array.isArray(saved.runs) ? saved.runs : []) if (runs.some(run => run.id === id)) choose(id, true);
     saved.runs = null;
     for (const update of [list, side, load]) update();

@@ -1,4 +1,5 @@
-"""Data of the page that shows all runs of a folder (`make watch` without RUN).
+"""Data of the page that shows all runs (`make watch` without RUN): those in runs/ and those in the
+folders and S3 addresses of the config's `watch`.
 
 The list reads only the end of each run's files, and caches what it read of runs that have ended.
 Curves are read when the page asks for them, and thinned.
@@ -10,22 +11,27 @@ import base64
 import hashlib
 import json
 import os
+import re
+import tempfile
 import threading
 import time
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from itertools import accumulate
+from itertools import accumulate, islice
 from math import isfinite
 from pathlib import Path
 from string import Template
 from typing import Any
 from urllib.parse import quote
 
+from ..config.key import NAME
 from ..run import records
 from ..run.records import check_metric
 from ..run.run_folder import Record, Run, logs_of, size_of, whole_lines
+from ..storage import s3, sync_rules
+from ..storage.folder_sync import FolderSync
 from ..trust import untrusted_input
 from ..trust.errors import InputError, TrainfleetError
 from ..trust.safe_output import shown
@@ -35,6 +41,7 @@ from .server import HTML, Query, Routes
 from .summary import differences, value_text
 
 PAGE = Path(__file__).with_name("all_runs.html")
+ENTRIES = 20_000  # maximum number of entries of a folder to look at
 LISTED = 2000  # maximum number of runs on the page; the newest are kept
 TAIL = 4 * untrusted_input.KIBIBYTE  # bytes of metrics that a summary reads
 LARGEST = 256 * untrusted_input.MEBIBYTE  # maximum size of metrics.jsonl for curves
@@ -42,6 +49,8 @@ POINTS = 1000  # maximum points per curve
 KEPT = 14  # maximum number of runs whose metrics stay in memory; the page shows as many
 LOGS, LOG_END = 16, 64 * untrusted_input.KIBIBYTE  # maximum number of logs, and bytes of each
 NOTE = 300  # maximum characters of a verdict or phase
+EVERY = 30.0  # seconds between listings of an S3 address
+WHOLE = ("config.yaml", "given.yaml", "results.json", "metrics.jsonl")
 FILES = ("results.json", "head.json", "metrics.jsonl", "report.html")
 ENDED = ("finished", "failed", "stopped")
 CURVES = ("loss", "valid_loss", "lr", "grad_norm", "tokens_per_second")
@@ -50,12 +59,87 @@ Curve = tuple[Sequence[int], Sequence[float]]  # steps and values
 Columns = dict[str, Curve]
 
 
+class RunsFolder:
+    """Folder of run folders. `name` is its entry in the config's `watch`, or "" for runs/."""
+
+    def __init__(self, name: str, root: Path) -> None:
+        self.name, self.root = name, root
+
+    def fault(self) -> str:
+        """Returns why the folder can't be read, or ""."""
+        return "" if os.access(self.root, os.R_OK | os.X_OK) else "is not a readable folder"
+
+    def whole(self, name: str) -> Run:
+        """Returns a run with all files that the page shows."""
+        return Run(self.root / name)
+
+    def found(self) -> Iterator[tuple[float, str, Any, RunsFolder]]:
+        """Yields each run's latest update, its key on the page, its files' times and sizes, and
+        this folder.
+        """
+        with suppress(OSError), os.scandir(self.root) as entries:
+            for entry in islice(entries, ENTRIES):
+                stamp = [_stamp(f"{entry.path}/{file}") for file in FILES]
+                if (stamp[0] or stamp[1]) and not (self.name and entry.is_symlink()):
+                    updated = max(filter(None, stamp[:-1]))[0] / 1e9
+                    yield updated, f"{self.name}/{entry.name}".lstrip("/"), stamp, self
+
+
+class RunsBucket(RunsFolder):
+    """S3 address of run folders. A thread downloads what the list shows of each run. A run's config
+    and metrics are downloaded when the page asks for them.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.home = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        super().__init__(address.rstrip("/"), Path(self.home.name, "list"))
+        self.trouble, self.downloading = "is being read", threading.Lock()
+        self.due = dict[str, float]()  # run name → monotonic time of its next download
+        threading.Thread(target=self._keep, daemon=True).start()
+
+    def fault(self) -> str:
+        return self.trouble
+
+    def whole(self, name: str) -> Run:
+        run = Run(Path(self.home.name, "whole", name))
+        with self.downloading:
+            FolderSync(run.folder, f"{self.name}/{name}").pull(WHOLE.__contains__)
+        return run
+
+    def _keep(self) -> None:
+        while True:
+            try:
+                for name in s3.list_folders(f"{self.name}/")[-LISTED:]:
+                    if re.fullmatch(NAME, name) and self.due.get(name, 0.0) < time.monotonic():
+                        self._download(name)
+                self.trouble = ""
+            except (TrainfleetError, OSError) as error:
+                self.trouble = shown(shortened(" ".join(str(error).split()), NOTE))
+            time.sleep(EVERY)
+
+    def _download(self, name: str) -> None:
+        """Downloads the end of a run's files, more often the newer they are."""
+        run, folder = f"{self.name}/{name}", self.root / name
+        FolderSync(folder, run).pull(lambda _: True, "events/")
+        for file, most in (("results.json", untrusted_input.RECORD), ("metrics.jsonl", TAIL)):
+            for found in s3.list_objects(f"{run}/{file}")[-1:]:
+                text = s3.read_range(found.address, max(0, found.size - most), found.size)
+                if most == TAIL:  # the first line may be incomplete
+                    text = text.partition(b"\n")[2]
+                sync_rules.write(folder, file, 0, text, found.modified)
+                self.due[name] = time.monotonic() + (time.time() - found.modified) / 20
+
+
 class AllRuns:
     """Handlers of the page's requests. They are thread-safe."""
 
-    def __init__(self, root: Path) -> None:
-        self.root, self.listing, self.reading = root, threading.Lock(), threading.Lock()
-        self.cards = dict[str, tuple[object, Record]]()
+    def __init__(self, root: Path, watched: Sequence[str] = ()) -> None:
+        self.folders = [RunsFolder("", root)]
+        for name in watched:
+            path = Path(name).expanduser()
+            self.folders += [RunsBucket(name) if name[:5] == s3.SCHEME else RunsFolder(name, path)]
+        self.listing, self.reading = threading.Lock(), threading.Lock()
+        self.cards = dict[str, tuple[object, Record, RunsFolder]]()
         self.columns = dict[str, tuple[object, Columns]]()
 
     @property
@@ -71,32 +155,24 @@ class AllRuns:
     def runs(self) -> Record:
         """Returns a summary of each run, newest first."""
         with self.listing:
-            found = sorted(self._folders(), reverse=True)
+            found = sorted((one for folder in self.folders for one in folder.found()), reverse=True)
             self.cards = {
-                name: (stamp, self._card(name, stamp, updated))
-                for updated, name, stamp in found[:LISTED]
+                key: (stamp, self._card(key, stamp, folder, updated), folder)
+                for updated, key, stamp, folder in found[:LISTED]
             }
-            cards = [card for _, card in self.cards.values()]
-        return {"now": time.time(), "total": len(found), "runs": cards}
+            cards = [card for _, card, _ in self.cards.values()]
+        faults = [f"{shown(one.name)}: {why}" for one in self.folders[1:] if (why := one.fault())]
+        return {"now": time.time(), "total": len(found), "runs": cards, "faults": faults}
 
-    def _folders(self) -> list[tuple[float, str, Any]]:
-        """Returns each run's latest update, name, and file times and sizes."""
-        found = []
-        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(self.root) as entries:
-            for entry in entries:
-                stamp = [_stamp(f"{entry.path}/{file}") for file in FILES]
-                if stamp[0] or stamp[1]:
-                    found.append((max(filter(None, stamp[:-1]))[0] / 1e9, entry.name, stamp))
-        return found
-
-    def _card(self, name: str, stamp: object, updated: float) -> Record:
-        known = self.cards.get(name)
+    def _card(self, key: str, stamp: object, folder: RunsFolder, updated: float) -> Record:
+        known = self.cards.get(key)
         if known and known[0] == stamp and known[1]["status"] in ENDED:
             return known[1]
-        run = Run(self.root / name)
+        run = Run(folder.root / Path(key).name)
         card = {
-            "id": quote(os.fsencode(name), safe=""),
-            "name": shown(name),
+            "id": quote(os.fsencode(key), safe=""),
+            "name": shown(run.name),
+            "where": shown(folder.name),
             "updated": updated,
             "report": run.report.is_file(),
             "log": run.logs.is_dir() and not run.logs.is_symlink(),
@@ -104,18 +180,14 @@ class AllRuns:
         try:
             return card | summary_of(run)
         except (TrainfleetError, OSError) as error:
-            return card | {"status": "unreadable", "note": self._why(error)}
+            return card | {"status": "unreadable", "note": _why(error, run)}
 
     def _runs(self, query: Query) -> list[Run]:
         """Returns the listed runs that a request names. Raises FileNotFoundError for other runs."""
         names = query.get("run", ())
         if not names or not all(name in self.cards for name in names):
             raise FileNotFoundError(*names)
-        return [Run(self.root / name) for name in names]
-
-    def _why(self, error: Exception) -> str:
-        """Returns the file and what is wrong with it, in one line."""
-        return shown(str(error).partition("\n")[0].replace(f"{self.root}/", ""))
+        return [self.cards[name][2].whole(Path(name).name) for name in names]
 
     def curves(self, query: Query) -> Record:
         """Returns a run's curves from step `begin` to step `end`, or why they can't be read."""
@@ -126,27 +198,29 @@ class AllRuns:
                 columns = self._columns(run)
             usd = number(run.read_results().get("usd"))
         except (TrainfleetError, OSError) as error:
-            return {"fault": self._why(error)}
+            return {"fault": _why(error, run)}
         found = {name: thinned(*cut(*columns[name], *ends)) for name in CURVES}
         clock = {name: thinned(*columns[name]) for name in ("tokens", "elapsed")}
         return {"usd": usd, **found, **clock}
 
     def _columns(self, run: Run) -> Columns:
-        stamp, known = _stamp(str(run.metrics)), self.columns.get(run.name)
+        path = str(run.metrics)
+        stamp, known = _stamp(path), self.columns.get(path)
         if known is None or known[0] != stamp:
             known = (stamp, columns_of(run))
-            self.columns.pop(run.name, None)
+            self.columns.pop(path, None)
             for oldest in list(self.columns)[: len(self.columns) - KEPT + 1]:
                 del self.columns[oldest]
-            self.columns[run.name] = known
+            self.columns[path] = known
         return known[1]
 
     def differences(self, query: Query) -> Record:
         """Returns the config keys in which runs differ, each with one value per run."""
+        runs = self._runs(query)
         try:
-            found = differences(self._runs(query))
+            found = differences(runs)
         except (TrainfleetError, OSError) as error:
-            return {"fault": self._why(error)}
+            return {"fault": _why(error, runs[0])}
         return {"keys": {key: [*map(value_text, values)] for key, values in found.items()}}
 
 
@@ -273,6 +347,11 @@ def page() -> bytes:
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     text = Template(PAGE.read_text(encoding="utf-8"))
     return text.substitute(script=script, hash=f"sha256-{digest}").encode()
+
+
+def _why(error: Exception, run: Run) -> str:
+    """Returns the file and what is wrong with it, in one line."""
+    return shown(str(error).partition("\n")[0].replace(f"{run.folder.parent}/", ""))
 
 
 def _stamp(path: str) -> tuple[int, int] | None:
