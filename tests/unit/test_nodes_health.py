@@ -13,8 +13,9 @@ from trainfleet.devices.bandwidth import tournament
 from trainfleet.hardware.node_types import instance
 from trainfleet.hosts.facts import Facts, Space
 from trainfleet.hosts.fleet import Quarantine
+from trainfleet.hosts.host_results import LAUNCH, SETUP
 from trainfleet.hosts.install_steps import Wanted
-from trainfleet.hosts.node_checks import clock, exposed, flaws, unfit
+from trainfleet.hosts.node_checks import clock, exposed, judge
 from trainfleet.hosts.preflight import Bandwidth, judge_bandwidth, slow_nodes
 from trainfleet.plan.fabric_environment import (
     fabric_environment,
@@ -42,7 +43,7 @@ def fleet(count: int, base: Facts, odd: dict[str, Any] | None = None) -> dict[Ho
 def said(odd: dict[str, Any], goal: Wanted | None = None, base: Facts = READY) -> list[str]:
     return [
         f"{finding.host}: {finding.check}: {finding.message}"
-        for finding in flaws(fleet(3, base, odd), goal or wanted())
+        for finding in judge(LAUNCH, fleet(3, base, odd), goal or wanted())
     ]
 
 
@@ -82,11 +83,11 @@ def test_a_sound_fleet_passes() -> None:
         ({"shared_folder": ""}, "shared: /fsx/trainfleet is missing"),
         (
             {"kernel_says": ("NVRM: Xid (PCI:0000:00:1b): 79, GPU has fallen off the bus.",)},
-            "kernel: its kernel log has: NVRM: Xid",
+            "hardware: its kernel log has: NVRM: Xid",
         ),
         (
             {"neuron_ecc": {"neuron3/stats/hardware/mem_ecc_uncorrected/total": 1}},
-            "ecc: neuron3 reports 1 uncorrected",
+            "hardware: neuron3 reports 1 uncorrected",
         ),
         ({"authorized": False}, "setup: access: the head's key is not authorized"),
     ],
@@ -131,7 +132,7 @@ def test_of_two_clocks_that_differ_only_the_wrong_one_is_blamed(
         ({"gpus": P3DN.gpus[:7]}, "gpus: 7 of 8 GPUs respond; 8 are on the PCI bus"),
         (
             {"gpus": (replace(P3DN.gpus[0], ecc_errors=2), *P3DN.gpus[1:])},
-            "ecc: GPU 0 reports 2 uncorrected",
+            "hardware: GPU 0 reports 2 uncorrected",
         ),
         (
             {"gpus": tuple(replace(gpu, driver="595.1") for gpu in P3DN.gpus)},
@@ -197,12 +198,12 @@ def test_ranks_that_would_meet_at_a_public_address_are_a_warning(
 
 def test_setup_touches_no_host_that_is_not_fit() -> None:
     facts = fleet(3, PLAIN, {"root": False})
-    (found,) = unfit(facts, wanted())
+    (found,) = judge(SETUP, facts, wanted())
     assert found.host and found.host.name == "n2" and "needs passwordless sudo" in found.message
-    (found,) = unfit(fleet(3, PLAIN, {"os": "arch rolling"}), wanted("g6.48xlarge"))
+    (found,) = judge(SETUP, fleet(3, PLAIN, {"os": "arch rolling"}), wanted("g6.48xlarge"))
     assert "arch rolling" in found.message and "nvidia" in found.message
     assert (
-        list(unfit(fleet(3, PLAIN, {"os": "arch rolling"}), wanted())) == []
+        list(judge(SETUP, fleet(3, PLAIN, {"os": "arch rolling"}), wanted())) == []
     )  # nothing to install, so any Linux does
 
 
@@ -346,7 +347,7 @@ def test_a_logger_that_is_installed_on_no_node_or_not_on_all_is_told() -> None:
     )
     has = {"loggers": ("wandb /opt/python", "trackio /opt/python", "wandb /usr/bin/python3")}
     assert said({"loggers": has["loggers"][:1]}, goal, replace(READY, **has)) == [
-        "n2: logger: trackio (train.loggers) is not installed for /opt/python"
+        "n2: loggers: trackio (train.loggers) is not installed for /opt/python"
     ]
     assert said(has, goal, replace(READY, python="")) and not any(
         "logger" in line for line in said(has, goal, replace(READY, **has))
