@@ -21,9 +21,8 @@ from trainfleet.config import Config, Settings, load
 from trainfleet.health.faults import FAULTS, MAJORITY, SMALL, VARIABLE, Fault, ordered
 from trainfleet.launch import faults as playing
 from trainfleet.launch import rehearsal
-from trainfleet.launch.faults import chosen, rehearse
-from trainfleet.launch.rehearsal import RehearsalStage, config_of_run
-from trainfleet.launch.rehearsal_hosts import END, LOOK, fleet_of, lacking, stage_for
+from trainfleet.launch.faults import chosen, lacking, rehearse, stage_for
+from trainfleet.launch.rehearsal import END, LOOK, RehearsalStage, config_of_run, fleet_of
 from trainfleet.report import html
 from trainfleet.report.rehearsal_table import FaultOutcome, write
 from trainfleet.run.run_folder import Run, take_lock
@@ -160,10 +159,10 @@ KILLED = """
 import os, sys, tempfile
 from pathlib import Path
 from trainfleet.config import Settings, load
-from trainfleet.launch import rehearsal, rehearsal_hosts
+from trainfleet.launch import faults
 tempfile.gettempdir = lambda: sys.argv[2]
-rehearsal.rehearse_unbroken = lambda made: os.kill(os.getpid(), 9)
-with rehearsal_hosts.stage_for(load(Settings(Path(sys.argv[1])))[0], True):
+faults.rehearse_unbroken = lambda made: os.kill(os.getpid(), 9)
+with faults.stage_for(load(Settings(Path(sys.argv[1])))[0], True):
     pass
 """
 
