@@ -17,11 +17,10 @@ BEGIN, END = "<!-- made by tests/extension/things.py -->", "<!-- end -->"
 
 @dataclass(frozen=True)
 class Thing:
-    """`where`: the one place, with what goes there; `owners`: the files that may compare a name of this kind."""
+    """`where`: the one place, with what goes there."""
 
     what: str
     where: str
-    owners: tuple[str, ...] = ()
 
 
 THINGS = (
@@ -34,17 +33,15 @@ THINGS = (
     Thing("an instance type",
           "a row of `instance_types.json`, begun by `scripts/instance_types.py ANSWER.json` from what EC2 answers"),
     Thing("an accelerator", "a row of `hardware/accelerators.json` with its source"),
-    Thing("an optimizer", "a row of `config/optimizers.py`, and the function that it names in `made_by`",
-          ("config/optimizers.py",)),
-    Thing("a model family", "an object in `config/families.py`, and the module that it names, if it is not another's",
-          ("config/families.py",)),
+    Thing("an optimizer", "a row of `config/optimizers.py`, and the function that it names in `made_by`"),
+    Thing("a model family", "an object in `config/families.py`, and the module that it names, if it is not another's"),
     Thing("a preset", "a row of `config/presets.yaml`, with its source"),
-    Thing("a data format", "a row of `data/format_table.py` (`FORMATS`), and the function that it names in `read`",
-          ("data/sources.py",)),
+    Thing("a data format", "a row of `data/format_table.py` (`FORMATS`), and the function that it names in `read`"),
     Thing("a verdict's cause", "a row of `watch/causes.yaml`, and its words as below"),
     Thing("a failure's words", "a line in `watch/catalogue/*.yaml` with its source, and a log in `tests/unit/verdict_corpus`"),
-    Thing("a fault", "a row of `health/faults.py`, with the function by which a rank plays it; `make rehearse` and `tests/drills` take it from there",
-          ("health/faults.py", "launch/faults.py")),
+    Thing("a fault", "a row of `health/faults.py`, with the function by which a rank plays it; `make rehearse` and `tests/drills` take it from there, and `tests/rehearsals.py` writes what they measured into [Faults](docs/evidence/faults.md)"),
+    Thing("a check of nodes", "a function in `hosts/node_checks.py` under `@each_host` or `@check`, with the next step and when it runs"),
+    Thing("a rule of the config", "a function in `config/cross_checks.py` that yields key and message, and its name in `RULES`; a rule of one backend is in its `refuse`"),
 )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from trainfleet.devices.bandwidth import tournament
 from trainfleet.hardware.node_types import instance
 from trainfleet.hosts.facts import Facts, Space
 from trainfleet.hosts.fleet import Quarantine
-from trainfleet.hosts.host_results import LAUNCH, SETUP
+from trainfleet.hosts.host_results import ALLOCATED, CHECKS, LAUNCH, SETUP, Finding, each_host
 from trainfleet.hosts.install_steps import Wanted
 from trainfleet.hosts.node_checks import clock, exposed, judge
 from trainfleet.hosts.preflight import Bandwidth, judge_bandwidth, slow_nodes
@@ -95,6 +96,24 @@ def test_a_sound_fleet_passes() -> None:
 def test_each_odd_node_is_named_with_what_is_wrong(odd: dict[str, Any], message: str) -> None:
     assert any(line.startswith(f"n2: {message}") for line in said(odd)), said(odd)
     assert not any(line.startswith("n1") for line in said(odd))
+
+
+def test_one_more_check_is_one_function() -> None:
+    @each_host("call a plumber", blames=True)
+    def wet(fact: Facts, wanted: Wanted) -> Iterator[object]:
+        yield from ["is wet", ("leaks", "mop", False)] if fact.hostname == "n2" else []
+
+    try:
+        facts = fleet(3, READY)
+        found = [*judge(LAUNCH, facts, wanted())]
+        assert found == [
+            Finding(Host("n2", "10.0.0.3"), "wet", "is wet", "call a plumber", True),
+            Finding(Host("n2", "10.0.0.3"), "wet", "leaks", "mop", False),
+        ]
+        assert found == [*judge(ALLOCATED, facts, wanted())]
+        assert not [*judge(SETUP, facts, wanted())]
+    finally:
+        CHECKS.pop()
 
 
 @pytest.mark.parametrize(

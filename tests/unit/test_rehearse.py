@@ -108,7 +108,7 @@ def test_the_fleet_of_a_rehearsal_has_the_user_s_hosts_and_a_folder_of_its_own(
     )
     fleet = fleet_of(load(Settings(path))[0], "/fsx/rehearsal")
     assert (
-        fleet["hosts"] == ["a=1.2.3.4", "b", "c"] and fleet["nodes"] == 2 and "secrets" not in fleet
+        fleet["hosts"] == ("a=1.2.3.4", "b", "c") and fleet["nodes"] == 2 and "secrets" not in fleet
     )
     assert fleet["shared_folder"] == "/fsx/rehearsal"
     assert str(fleet["python"]).startswith("/fsx/env/"), "the environment is the user's"
@@ -159,9 +159,9 @@ KILLED = """
 import os, sys, tempfile
 from pathlib import Path
 from trainfleet.config import Settings, load
-from trainfleet.launch import faults
+from trainfleet.launch import faults, rehearsal
 tempfile.gettempdir = lambda: sys.argv[2]
-faults.rehearse_unbroken = lambda made: os.kill(os.getpid(), 9)
+rehearsal.RehearsalStage.furnish = lambda made: os.kill(os.getpid(), 9)
 with faults.stage_for(load(Settings(Path(sys.argv[1])))[0], True):
     pass
 """

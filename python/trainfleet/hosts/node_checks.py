@@ -1,6 +1,6 @@
 """Detects node problems from facts.
 
-Each check is one function, whose decorator specifies the next step and when the check runs. Checks
+Each check is one function. Its decorator specifies the next step and when the check runs. Checks
 run in the order of this file. They are pure, so tests pass facts as plain data.
 """
 

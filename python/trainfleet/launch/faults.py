@@ -135,7 +135,11 @@ def prepared(made: RehearsalStage) -> Iterator[RehearsalStage]:
     with _guarded(made):
         made.clear()
         made.furnish()
-        rehearse_unbroken(made)
+        if code := made.end(made.begin(WHOLE)):
+            what = "the unbroken run failed before any fault was caused"
+            why = f"it ended with exit code {code}: {made.said.strip()[-800:]}"
+            raise RunError(what, where=str(made.folder), why=why, next="make doctor")
+        made.whole = made.losses(WHOLE)
         yield made
 
 
@@ -182,17 +186,6 @@ def own_folder(parent: Path) -> Iterator[Path]:
             yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def rehearse_unbroken(made: RehearsalStage) -> None:
-    """Runs the fault-free baseline and stores its losses in the stage. Raises RunError if the run
-    fails.
-    """
-    if code := made.end(made.begin(WHOLE)):
-        what = "the unbroken run failed before any fault was caused"
-        why = f"it ended with exit code {code}: {made.said.strip()[-800:]}"
-        raise RunError(what, where=str(made.folder), why=why, next="make doctor")
-    made.whole = made.losses(WHOLE)
 
 
 def rehearse(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
@@ -325,7 +318,10 @@ def _measure(
     said = str(verdict["cause"]) if verdict else "none"
     wrong = _what_is_wrong(fault, verdict, said)
     lost = sum(int(event.get("steps", 0)) for event in events if event["event"] == "lost")
-    equal = _has_equal_losses(stage, fault.name, ends)
+    losses = stage.losses(fault.name)
+    # If the run need not finish, only the steps that it completed are compared.
+    expected = stage.whole.items()
+    equal = all(losses.get(step) == loss for step, loss in expected if ends or step in losses)
     seen, back = _seconds(began, first), _seconds(began, again)
     if fault.event and not _first(events, fault.event):
         broken.append(f"the run has no event {fault.event}")
@@ -349,16 +345,6 @@ def _unkept(
 
 def _seconds(began: float, event: Record | None) -> float | None:
     return max(0.0, round(event["time"] - began, 1)) if event else None
-
-
-def _has_equal_losses(stage: RehearsalStage, name: str, ends: bool) -> bool:
-    """Returns whether a run's losses equal those of the fault-free baseline. Compares only the
-    steps it completed, unless the run must finish.
-    """
-    losses = stage.losses(name)
-    return all(
-        losses.get(step) == loss for step, loss in stage.whole.items() if ends or step in losses
-    )
 
 
 def _first(events: Iterable[Record], *names: str, after: float = 0.0) -> Record | None:

@@ -114,14 +114,11 @@ def config_of_run(
 
 def documents() -> dict[str, bytes]:
     """Returns the training text as 40 small files, keyed by path relative to the stage's folder."""
-    lines = {
-        number: " ".join(f"word{(number * step) % 97} is {step}." for step in range(60))
-        for number in range(40)
-    }
-    return {
-        f"text/{number}.txt": f"Document {number}. {words}\n".encode()
-        for number, words in lines.items()
-    }
+    found = {}
+    for number in range(40):
+        words = " ".join(f"word{number * step % 97} is {step}." for step in range(60))
+        found[f"text/{number}.txt"] = f"Document {number}. {words}\n".encode()
+    return found
 
 
 def furnish(folder: Path, files: Mapping[str, bytes]) -> None:
@@ -132,12 +129,10 @@ def furnish(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Converts a value for YAML: tuples become lists, and unset keys are dropped."""
-    if isinstance(value, dict):
-        return {
-            key: plain(inner) for key, inner in value.items() if inner is not None and inner != ()
-        }
-    return [plain(inner) for inner in value] if isinstance(value, tuple) else value
+    """Returns a value without the unset keys of its mappings."""
+    if not isinstance(value, dict):
+        return value
+    return {key: plain(inner) for key, inner in value.items() if inner is not None and inner != ()}
 
 
 def kept(config: Config, keys: Iterable[str]) -> dict[str, Any]:
@@ -266,14 +261,13 @@ class RehearsalStage:
     def struck(self, name: str) -> float:
         """Returns when a rank injected the fault, by its clock. Raises RunError if no rank did."""
         until = time.monotonic() + SEEN
-        while True:
+        while time.monotonic() < until:
             for event in self.events(name):
                 if event["event"] == "struck":
                     return float(event["time"])
-            if time.monotonic() > until:
-                what, then = f"no rank injected the fault {name}", "run make rehearse again"
-                raise RunError(what, where=str(self.folder), why=self.said[-800:], next=then)
             time.sleep(0.2)
+        what, then = f"no rank injected the fault {name}", "run make rehearse again"
+        raise RunError(what, where=str(self.folder), why=self.said[-800:], next=then)
 
     def processes(self) -> list[int]:
         """Returns the PIDs of the other processes on this machine whose working directory is the
