@@ -12,11 +12,21 @@ from trainfleet.cli.jobs import rehearse
 from trainfleet.launch import rehearsal
 from verbs import enter
 
-# Programs that every Python of a rehearsal runs first, each of which takes one mechanism out.
+# A fault, and programs that every Python of its rehearsal runs first, each of which takes one mechanism out.
 WITHOUT = {
-    "rank-killed": "import trainfleet.watch.retry_loop as it; it.ATTEMPTS = 1",
-    "rank-stopped": "import trainfleet.health.watchdog as it; it.Sentry.look = lambda self: None",
-    "checkpoint-damaged": "import trainfleet.checkpoints.store as it; it.CheckpointStore.damage = lambda *_: ''",
+    "retries": ("rank-killed", "import trainfleet.watch.retry_loop as it; it.ATTEMPTS = 1"),
+    "fence": (
+        "rank-stopped",
+        "import trainfleet.node.supervisor as it; it.signal_group = lambda *_: True",
+    ),
+    "watchdog": (
+        "rank-stopped",
+        "import trainfleet.health.watchdog as it; it.Sentry.look = lambda self: None",
+    ),
+    "marker": (
+        "checkpoint-damaged",
+        "import trainfleet.checkpoints.store as it; it.CheckpointStore.damage = lambda *_: ''",
+    ),
 }
 
 
@@ -35,14 +45,18 @@ def test_a_killed_rank_and_numbers_that_are_none(tmp_path: Path) -> None:
     assert "survived 2 of 2 faults as promised" in (run / "report.html").read_text()
 
 
-@pytest.mark.parametrize("fault", WITHOUT)
+@pytest.mark.parametrize(("fault", "program"), WITHOUT.values(), ids=WITHOUT)
 def test_with_a_mechanism_taken_out_a_promise_is_broken(
-    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    fault: str,
+    program: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     Desk(tmp_path)
     site = tmp_path / "site"
     site.mkdir()
-    (site / "sitecustomize.py").write_text(WITHOUT[fault])
+    (site / "sitecustomize.py").write_text(program)
     monkeypatch.setenv("PYTHONPATH", f"{site}{os.pathsep}{os.environ['PYTHONPATH']}")
     monkeypatch.setattr(rehearsal, "PATIENCE", 120.0)
     assert rehearse({"CONFIG": str(tmp_path / "config.yaml"), "FAULTS": fault}, 0.0) == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ import yaml
 from things import PAGE, parts, table
 
 import verbs
+from trainfleet.config import cross_checks
 
 DUMMIES = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent / "dummies"), verbs.PACKAGES])}
 CONFIG: dict[str, Any] = {
@@ -135,6 +137,26 @@ def test_a_backend_of_another_package_passes_the_cases_of_all_backends() -> None
 def test_a_failure_is_named_by_a_cause_of_the_dummies(folder: Path) -> None:
     said = verbs.enter(folder, "train", variables=DUMMIES | {"DUMMY_WOUND": "1"}, code=1)
     assert "moths have been here" in said and "make camphor" in said
+
+
+@pytest.mark.thorough
+def test_a_fault_of_the_dummies_is_played_judged_and_reported(folder: Path) -> None:
+    """Its row is the only place that knows it; its verdict is the cause of the dummies."""
+    said = verbs.enter(folder, "rehearse", "FAULTS=moths-released", variables=DUMMIES)
+    assert re.search(r"(?m)^moths-released .* moths, right .* kept$", said), said
+    (run,) = (folder / "runs").iterdir()
+    assert "moths are released on rank 1" in (run / "report.html").read_text()
+    unknown = verbs.enter(folder, "rehearse", "FAULTS=moths-released", code=2)
+    assert "moths-released is not a fault" in unknown, "without the dummies"
+
+
+def test_no_rule_of_the_config_is_missing_from_the_table() -> None:
+    made = {
+        rule
+        for rule in vars(cross_checks).values()
+        if getattr(rule, "__annotations__", {}) == {"config": "Config", "return": "Refusals"}
+    }
+    assert made - {cross_checks.check_shape} == {*cross_checks.RULES} & made
 
 
 def test_contributing_s_table_is_the_map_s() -> None:

@@ -17,8 +17,8 @@ from trainfleet.config.host_list import Host
 from trainfleet.health import lease
 from trainfleet.hosts import preflight
 from trainfleet.hosts.fleet import ANSWERS, MOST_NODES, look_every, lost_after
-from trainfleet.hosts.host_results import HostFailure, Result
-from trainfleet.hosts.node_checks import flaws
+from trainfleet.hosts.host_results import LAUNCH, HostFailure, Result
+from trainfleet.hosts.node_checks import judge
 from trainfleet.hosts.transport import THREADS, Transport
 from trainfleet.plan.job import Job
 from trainfleet.trust.errors import ConfigError
@@ -126,7 +126,7 @@ class Simulated(Fake):
 def test_a_simulated_fleet_of_2000_hosts_passes_its_gate() -> None:
     simulated, goal = Simulated(MANY), wanted("p3dn.24xlarge")
     facts = dict(zip(simulated.hosts, fleet(MANY, P3DN).values(), strict=True))
-    assert not list(flaws(facts, goal))
+    assert not list(judge(LAUNCH, facts, goal))
     assert preflight.try_shared_folder(simulated, goal, facts) == []
     assert preflight.try_port(simulated, goal, facts) == []
     simulated.begun.clear()

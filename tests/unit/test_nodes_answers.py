@@ -17,8 +17,16 @@ from trainfleet.hosts import facts as reading
 from trainfleet.hosts import host_commands
 from trainfleet.hosts.facts import parse
 from trainfleet.hosts.head import public_key
-from trainfleet.hosts.host_results import Board, HostFailure, Implausible, Result, by_host, grouped
-from trainfleet.hosts.node_checks import flaws
+from trainfleet.hosts.host_results import (
+    LAUNCH,
+    Board,
+    HostFailure,
+    Implausible,
+    Result,
+    by_host,
+    grouped,
+)
+from trainfleet.hosts.node_checks import judge
 from trainfleet.hosts.preflight import read_bandwidth
 from trainfleet.hosts.ssh_errors import is_late
 from trainfleet.hosts.transport import PATIENCE, Transport
@@ -47,8 +55,8 @@ def test_one_sick_gpu_is_a_finding_and_no_end_of_the_look(line: str) -> None:
     odd = {"gpus": P3DN.gpus[:7], "gpu_trouble": facts.gpu_trouble}
     found = [
         finding
-        for finding in flaws(fleet(3, P3DN, odd), wanted("p3dn.24xlarge"))
-        if finding.check == "gpu"
+        for finding in judge(LAUNCH, fleet(3, P3DN, odd), wanted("p3dn.24xlarge"))
+        if finding.check == "hardware"
     ]
     assert (
         len(found) == 1

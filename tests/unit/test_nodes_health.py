@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from trainfleet.devices.bandwidth import tournament
 from trainfleet.hardware.node_types import instance
 from trainfleet.hosts.facts import Facts, Space
 from trainfleet.hosts.fleet import Quarantine
+from trainfleet.hosts.host_results import ALLOCATED, CHECKS, LAUNCH, SETUP, Finding, each_host
 from trainfleet.hosts.install_steps import Wanted
-from trainfleet.hosts.node_checks import clock, exposed, flaws, unfit
+from trainfleet.hosts.node_checks import clock, exposed, judge
 from trainfleet.hosts.preflight import Bandwidth, judge_bandwidth, slow_nodes
 from trainfleet.plan.fabric_environment import (
     fabric_environment,
@@ -42,7 +44,7 @@ def fleet(count: int, base: Facts, odd: dict[str, Any] | None = None) -> dict[Ho
 def said(odd: dict[str, Any], goal: Wanted | None = None, base: Facts = READY) -> list[str]:
     return [
         f"{finding.host}: {finding.check}: {finding.message}"
-        for finding in flaws(fleet(3, base, odd), goal or wanted())
+        for finding in judge(LAUNCH, fleet(3, base, odd), goal or wanted())
     ]
 
 
@@ -82,11 +84,11 @@ def test_a_sound_fleet_passes() -> None:
         ({"shared_folder": ""}, "shared: /fsx/trainfleet is missing"),
         (
             {"kernel_says": ("NVRM: Xid (PCI:0000:00:1b): 79, GPU has fallen off the bus.",)},
-            "kernel: its kernel log has: NVRM: Xid",
+            "hardware: its kernel log has: NVRM: Xid",
         ),
         (
             {"neuron_ecc": {"neuron3/stats/hardware/mem_ecc_uncorrected/total": 1}},
-            "ecc: neuron3 reports 1 uncorrected",
+            "hardware: neuron3 reports 1 uncorrected",
         ),
         ({"authorized": False}, "setup: access: the head's key is not authorized"),
     ],
@@ -94,6 +96,24 @@ def test_a_sound_fleet_passes() -> None:
 def test_each_odd_node_is_named_with_what_is_wrong(odd: dict[str, Any], message: str) -> None:
     assert any(line.startswith(f"n2: {message}") for line in said(odd)), said(odd)
     assert not any(line.startswith("n1") for line in said(odd))
+
+
+def test_one_more_check_is_one_function() -> None:
+    @each_host("call a plumber", blames=True)
+    def wet(fact: Facts, wanted: Wanted) -> Iterator[object]:
+        yield from ["is wet", ("leaks", "mop", False)] if fact.hostname == "n2" else []
+
+    try:
+        facts = fleet(3, READY)
+        found = [*judge(LAUNCH, facts, wanted())]
+        assert found == [
+            Finding(Host("n2", "10.0.0.3"), "wet", "is wet", "call a plumber", True),
+            Finding(Host("n2", "10.0.0.3"), "wet", "leaks", "mop", False),
+        ]
+        assert found == [*judge(ALLOCATED, facts, wanted())]
+        assert not [*judge(SETUP, facts, wanted())]
+    finally:
+        CHECKS.pop()
 
 
 @pytest.mark.parametrize(
@@ -131,7 +151,7 @@ def test_of_two_clocks_that_differ_only_the_wrong_one_is_blamed(
         ({"gpus": P3DN.gpus[:7]}, "gpus: 7 of 8 GPUs respond; 8 are on the PCI bus"),
         (
             {"gpus": (replace(P3DN.gpus[0], ecc_errors=2), *P3DN.gpus[1:])},
-            "ecc: GPU 0 reports 2 uncorrected",
+            "hardware: GPU 0 reports 2 uncorrected",
         ),
         (
             {"gpus": tuple(replace(gpu, driver="595.1") for gpu in P3DN.gpus)},
@@ -197,12 +217,12 @@ def test_ranks_that_would_meet_at_a_public_address_are_a_warning(
 
 def test_setup_touches_no_host_that_is_not_fit() -> None:
     facts = fleet(3, PLAIN, {"root": False})
-    (found,) = unfit(facts, wanted())
+    (found,) = judge(SETUP, facts, wanted())
     assert found.host and found.host.name == "n2" and "needs passwordless sudo" in found.message
-    (found,) = unfit(fleet(3, PLAIN, {"os": "arch rolling"}), wanted("g6.48xlarge"))
+    (found,) = judge(SETUP, fleet(3, PLAIN, {"os": "arch rolling"}), wanted("g6.48xlarge"))
     assert "arch rolling" in found.message and "nvidia" in found.message
     assert (
-        list(unfit(fleet(3, PLAIN, {"os": "arch rolling"}), wanted())) == []
+        list(judge(SETUP, fleet(3, PLAIN, {"os": "arch rolling"}), wanted())) == []
     )  # nothing to install, so any Linux does
 
 
@@ -346,7 +366,7 @@ def test_a_logger_that_is_installed_on_no_node_or_not_on_all_is_told() -> None:
     )
     has = {"loggers": ("wandb /opt/python", "trackio /opt/python", "wandb /usr/bin/python3")}
     assert said({"loggers": has["loggers"][:1]}, goal, replace(READY, **has)) == [
-        "n2: logger: trackio (train.loggers) is not installed for /opt/python"
+        "n2: loggers: trackio (train.loggers) is not installed for /opt/python"
     ]
     assert said(has, goal, replace(READY, python="")) and not any(
         "logger" in line for line in said(has, goal, replace(READY, **has))

@@ -237,7 +237,7 @@ def test_where_the_config_differs_from_a_node_the_gate_is_shut(
     tmp_path: Path, facts: Facts, words: str
 ) -> None:
     wanted = wanted_of(config(tmp_path, OWN))
-    found = list(node_checks.alike({Host("n1", "n1"): HGX, Host("n2", "n2"): facts}, wanted))
+    found = list(node_checks.accelerator({Host("n1", "n1"): HGX, Host("n2", "n2"): facts}, wanted))
     assert any(
         str(finding.host) == "n2" and finding.message.startswith(words) for finding in found
     ), found

@@ -21,9 +21,8 @@ from trainfleet.config import Config, Settings, load
 from trainfleet.health.faults import FAULTS, MAJORITY, SMALL, VARIABLE, Fault, ordered
 from trainfleet.launch import faults as playing
 from trainfleet.launch import rehearsal
-from trainfleet.launch.faults import chosen, rehearse
-from trainfleet.launch.rehearsal import RehearsalStage, config_of_run
-from trainfleet.launch.rehearsal_hosts import END, LOOK, fleet_of, lacking, stage_for
+from trainfleet.launch.faults import chosen, lacking, rehearse, stage_for
+from trainfleet.launch.rehearsal import END, LOOK, RehearsalStage, config_of_run, fleet_of
 from trainfleet.report import html
 from trainfleet.report.rehearsal_table import FaultOutcome, write
 from trainfleet.run.run_folder import Run, take_lock
@@ -109,7 +108,7 @@ def test_the_fleet_of_a_rehearsal_has_the_user_s_hosts_and_a_folder_of_its_own(
     )
     fleet = fleet_of(load(Settings(path))[0], "/fsx/rehearsal")
     assert (
-        fleet["hosts"] == ["a=1.2.3.4", "b", "c"] and fleet["nodes"] == 2 and "secrets" not in fleet
+        fleet["hosts"] == ("a=1.2.3.4", "b", "c") and fleet["nodes"] == 2 and "secrets" not in fleet
     )
     assert fleet["shared_folder"] == "/fsx/rehearsal"
     assert str(fleet["python"]).startswith("/fsx/env/"), "the environment is the user's"
@@ -160,10 +159,10 @@ KILLED = """
 import os, sys, tempfile
 from pathlib import Path
 from trainfleet.config import Settings, load
-from trainfleet.launch import rehearsal, rehearsal_hosts
+from trainfleet.launch import faults, rehearsal
 tempfile.gettempdir = lambda: sys.argv[2]
-rehearsal.rehearse_unbroken = lambda made: os.kill(os.getpid(), 9)
-with rehearsal_hosts.stage_for(load(Settings(Path(sys.argv[1])))[0], True):
+rehearsal.RehearsalStage.furnish = lambda made: os.kill(os.getpid(), 9)
+with faults.stage_for(load(Settings(Path(sys.argv[1])))[0], True):
     pass
 """
 

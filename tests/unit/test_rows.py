@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from trainfleet.config.tables import named
 from trainfleet.data.format_table import FORMATS, by_suffix, format_of
 from trainfleet.hardware import node_types
 from trainfleet.health.faults import FAULTS
+from trainfleet.trust.errors import InputError
 from trainfleet.watch.causes import CAUSES
 
 # Kind of thing → its names, its owners (files, or folders with a slash at the end), and where alone its names are looked for.
@@ -139,3 +141,26 @@ def test_the_schema_has_the_tables_names() -> None:
     keys = load_schema()["properties"]
     assert keys["train"]["properties"]["optimizer"]["enum"] == [*OPTIMIZERS]
     assert keys["model"]["properties"]["family"]["enum"] == [*FAMILIES, None]
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"memory_gib": None}, "memory_gib: must be a whole number, not null"),
+        ({"memory_gib": -8}, "memory_gib: must be 0 or more, not -8"),
+        ({"usd_per_hour": "free"}, "usd_per_hour: must be a finite number"),
+        ({"network_gbps": float("nan")}, "network_gbps: must be a finite number"),
+        ({"wheels": 4}, "unexpected keyword argument 'wheels'"),
+    ],
+)
+def test_a_row_with_an_absurd_figure_is_refused_with_file_and_line(
+    change: dict[str, object], expected: str
+) -> None:
+    lines = node_types.TABLE.read_text().splitlines()
+    line = next(line for line, text in enumerate(lines, 1) if '"p5.48xlarge"' in text)
+    row = json.loads(node_types.TABLE.read_text())["types"]["p5.48xlarge"]
+    with pytest.raises(InputError) as error:
+        node_types.type_of("p5.48xlarge", row | change)
+    assert f"instance_types.json:{line}: " in error.value.head and expected in error.value.head
+    with pytest.raises(InputError, match=r"missing .* 'vcpus'"):
+        node_types.type_of("p5.48xlarge", {name: row[name] for name in row if name != "vcpus"})

@@ -221,7 +221,7 @@ OPENS = {
     # in folders that this process has made, on this machine's own disk
     "backends/slurm/parallelcluster.py:_file", "data/shards.py:_bring", "data/local_copy.py:_bring_tokens", "data/local_copy.py:copy",
     "health/heartbeat.py:is_due", "health/heartbeat.py:publish", "images/building.py:secrets_in", "images/builders.py:write_context",
-    "launch/rehearsal.py:furnish", "hosts/head.py:received_verb", "process/file_systems.py:hold", "process/file_systems.py:sweep", "launch/rehearsal.py:_guarded", "watch/node_verdict.py:cut",
+    "launch/rehearsal.py:furnish", "hosts/head.py:received_verb", "process/file_systems.py:hold", "process/file_systems.py:sweep", "launch/faults.py:_guarded", "watch/node_verdict.py:cut",
     "watch/node_verdict.py:main",
     # an open file by its number, a folder to be synced, and calls of another `touch`
     "storage/files.py:open", "data/shards.py:_map", "run/run_folder.py:sync_folder", "node/supervisor.py:detach", "storage/sync_rules.py:_fill",

@@ -16,7 +16,7 @@ from trainfleet.health.neuron_telemetry import Reading, read_collectives, read_d
 from trainfleet.hosts import collectives
 from trainfleet.hosts.facts import parse
 from trainfleet.hosts.host_results import Host, Result
-from trainfleet.hosts.node_checks import neuron_devices
+from trainfleet.hosts.node_checks import neuron_cores
 from trainfleet.trust.errors import InputError
 
 CATALOGUE = Path(__file__).parents[2] / "python/trainfleet/watch/catalogue/neuron.yaml"
@@ -136,7 +136,7 @@ def test_the_gate_names_who_uses_the_cores_and_how_many_there_are() -> None:
     class Wanted:
         type = row
 
-    found = [str(finding) for finding in neuron_devices({Host("a", "10.0.0.1"): facts}, Wanted())]  # type: ignore[arg-type]
+    found = [str(finding) for finding in neuron_cores({Host("a", "10.0.0.1"): facts}, Wanted())]  # type: ignore[arg-type]
     assert any("4 logical NeuronCores, but a trn1.32xlarge has 32" in line for line in found)
     assert any(
         "another program uses its NeuronCores: 113985 neuron-bench" in line for line in found

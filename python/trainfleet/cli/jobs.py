@@ -156,9 +156,8 @@ def rehearse(variables: Variables, started: float) -> int:
     """Injects faults into short, separate runs, and reports which guarantees held. Real nodes
     require YES=1.
     """
-    from ..launch.faults import chosen, rehearse
+    from ..launch.faults import chosen, rehearse, stage_for
     from ..launch.rehearsal import WHOLE
-    from ..launch.rehearsal_hosts import stage_for
     from ..report import html, rehearsal_table
 
     faults = chosen(variables.get("FAULTS", ""))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..trust.validation import fit_row
 from .tables import read_table
 
 # Fraction of tokens that masked models predict (Devlin et al. 2018, arXiv:1810.04805, section 3.1).
@@ -191,5 +192,7 @@ class Preset:
 
 
 PLAIN = ("tiny", "small")  # not from a paper; these dimensions work with any family
-_SHAPES = read_table(HERE.with_name("presets.yaml"))
-PRESETS = {name: Preset(**row) for name, row in _SHAPES.items()}
+SHAPES = HERE.with_name("presets.yaml")
+PRESETS = {
+    name: fit_row(Preset, row, SHAPES, f"{name}:") for name, row in read_table(SHAPES).items()
+}

@@ -14,6 +14,7 @@ from math import expm1, sqrt
 from pathlib import Path
 from statistics import median
 
+from ..trust.validation import fit_row
 from .derive import Derived
 from .sizes import count_parameters
 from .tables import read_table
@@ -53,8 +54,9 @@ class FailureRate:
 @cache
 def rates() -> tuple[FailureRate, ...]:
     """Returns the published failure rates."""
+    table = Path(__file__).with_name("failure_rates.yaml")
     return tuple(
-        FailureRate(**row) for row in read_table(Path(__file__).with_name("failure_rates.yaml"))
+        fit_row(FailureRate, row, table, row.get("source", "")) for row in read_table(table)
     )
 
 

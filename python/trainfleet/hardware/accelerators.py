@@ -11,8 +11,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+from ..trust.validation import fit_row
 
 
 @dataclass(frozen=True)
@@ -102,10 +104,8 @@ class Accelerator:
 
 def _rows() -> Iterator[Accelerator]:
     for name, row in json.loads(FILE.read_text(encoding="utf-8")).items():
-        for key, unit in UNITS.items():
-            if row.get(key) is not None:
-                row[key] *= unit
-        yield Accelerator(name, **row)
+        made = fit_row(Accelerator, row | {"name": name}, FILE, f'"{name}"')
+        yield replace(made, **{key: row[key] * unit for key, unit in UNITS.items() if row.get(key)})
 
 
 FILE = Path(__file__).with_name("accelerators.json")

@@ -14,6 +14,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from ..trust.validation import fit_row
 from .accelerators import BY_NAME, CHIPS, Accelerator, find_accelerator
 
 NEURON_DEVICES = Path("/sys/devices/virtual/neuron_device")  # Neuron Sysfs User Guide, SDK 2.32
@@ -122,9 +123,8 @@ def type_of(name: str, row: dict[str, Any]) -> NodeType:
     accelerators.json lacks its accelerator.
     """
     chip = row["accelerator"]
-    return NodeType(
-        name, **row | {"accelerator": chip and BY_NAME[chip], "sold": frozenset(row["sold"])}
-    )
+    own = {"name": name, "accelerator": chip and BY_NAME[chip], "sold": frozenset(row["sold"])}
+    return fit_row(NodeType, row | own, TABLE, f'"{name}"')
 
 
 TABLE = Path(__file__).with_name("instance_types.json")

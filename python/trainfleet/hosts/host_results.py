@@ -1,5 +1,5 @@
-"""Results of host commands: output, failures, and findings about hosts, and a board with one status
-line per host.
+"""Results of host commands: output, failures, findings about hosts and the checks that make them,
+and a board with one status line per host.
 
 On a terminal, the lines are updated in place. Otherwise, each line is printed once its host is
 finished.
@@ -7,13 +7,14 @@ finished.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from ..config.host_list import Host as Host
 from ..trust import untrusted_input
@@ -182,6 +183,67 @@ class Finding:
 
     def __str__(self) -> str:
         return f"{self.message}; next: {self.next}" if self.next else self.message
+
+
+# Occasions for checks, as bits. SETUP finds hosts that `make setup` must not change. LAUNCH finds
+# what would make a job fail, run slowly or produce wrong results. ALLOCATED does so for nodes that
+# a scheduler allocated and others administer.
+SETUP, LAUNCH, ALLOCATED = 1, 2, 4
+
+# Problems that a check yields: tuples of a host, a message and, unless they are the check's, the
+# next step and whether the host is to blame. Checks of each host omit the host, or yield messages.
+Problems = Iterator[Any]
+Check = Callable[..., Iterator[Finding]]
+CHECKS: list[tuple[int, Check]] = []
+
+
+def check(
+    then: str = "", when: int = LAUNCH | ALLOCATED, blames: bool = False
+) -> Callable[[Callable[..., Problems]], Check]:
+    """Adds a check of the fleet's facts to CHECKS. Its findings have its name, and `then` as the
+    next step.
+    """
+    row: tuple[Any, ...] = then, blames
+
+    def add(made: Callable[..., Problems]) -> Check:
+        def find(*about: Any) -> Iterator[Finding]:
+            for host, *said in made(*about):
+                yield Finding(host, made.__name__, *said, *row[len(said) - 1 :])
+
+        CHECKS.append((when, find))
+        return find
+
+    return add
+
+
+def each_host(*row: Any, **more: Any) -> Callable[[Callable[..., Problems]], Check]:
+    """Adds a check of each host's facts to CHECKS, with the arguments of `check`."""
+
+    def add(made: Callable[..., Problems]) -> Check:
+        @functools.wraps(made)
+        def every(facts: Mapping[Host, object], wanted: object) -> Problems:
+            for host, fact in facts.items():
+                for said in made(fact, wanted):
+                    yield host, *((said,) if isinstance(said, str) else said)
+
+        return check(*row, **more)(every)
+
+    return add
+
+
+def heard(answers: Mapping[Host, T | HostFailure]) -> tuple[dict[Host, T], list[Finding]]:
+    """Splits responses into the facts of the hosts that responded, and findings about the
+    others.
+    """
+    failed = {host: answer for host, answer in answers.items() if isinstance(answer, HostFailure)}
+    found = [Finding(host, why.kind, why.message, why.next) for host, why in failed.items()]
+    return {host: it for host, it in answers.items() if not isinstance(it, HostFailure)}, found
+
+
+def sound(facts: Mapping[Host, T], findings: Iterable[Finding]) -> dict[Host, T]:
+    """Returns the facts of the hosts without findings."""
+    bad = {finding.host for finding in findings}
+    return {host: fact for host, fact in facts.items() if host not in bad}
 
 
 FINAL = ("ok", "changed", "FAILED")

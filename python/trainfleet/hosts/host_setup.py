@@ -17,9 +17,20 @@ from ..trust.safe_output import is_agreed
 from . import facts as reading
 from .facts import Facts
 from .fleet import open_fleet, wanted_of
-from .host_results import Board, Finding, Host, HostFailure, Result, grouped, reason
+from .host_results import (
+    SETUP,
+    Board,
+    Finding,
+    Host,
+    HostFailure,
+    Result,
+    grouped,
+    heard,
+    reason,
+    sound,
+)
 from .install_steps import PHASES, InstallStep, Wanted, steps
-from .node_checks import heard, interpreter, shared, sound, unfit
+from .node_checks import interpreter, judge, shared
 from .tar import code_files, content_hash
 from .transport import Transport
 
@@ -75,7 +86,7 @@ def main(config: Config, whole: bool = True, temporary: bool = False) -> int:
 def survey(transport: Transport, config: Config, wanted: Wanted) -> Survey:
     """Reads all hosts and plans the missing steps of the fit ones. Makes no changes."""
     found, findings = heard(reading.read(transport, config))
-    findings += unfit(found, wanted)
+    findings += judge(SETUP, found, wanted)
     fit = sound(found, findings)
     plan = {
         host: steps(fact, wanted, head=host == transport.hosts[0]) for host, fact in fit.items()

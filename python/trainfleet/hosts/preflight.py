@@ -27,16 +27,19 @@ from . import facts as reading
 from .facts import Facts
 from .fleet import spread, wanted_of
 from .host_results import (
+    LAUNCH,
     Answers,
     Finding,
     Host,
     Implausible,
     Result,
     fitted,
+    heard,
     implausible,
+    sound,
 )
 from .install_steps import Wanted
-from .node_checks import exposed, flaws, heard, sound
+from .node_checks import exposed, judge
 from .tar import code_files, content_hash
 from .transport import GRACE, Transport
 
@@ -117,7 +120,7 @@ def examine(
     began = time.monotonic()
     wanted = wanted_of(config)
     facts, findings = heard(reading.read(transport, config, hosts, links))
-    findings += flaws(facts, wanted)
+    findings += judge(LAUNCH, facts, wanted)
     bandwidth = None
     for test in (try_shared_folder, try_port):
         findings += test(transport, wanted, sound(facts, findings))

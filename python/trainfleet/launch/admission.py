@@ -28,8 +28,8 @@ from ..health.heartbeat import read_end
 from ..hosts import preflight
 from ..hosts.facts import SCRIPT, Facts, parse
 from ..hosts.fleet import wanted_of
-from ..hosts.host_results import Finding, Implausible, implausible
-from ..hosts.node_checks import judge_allocated
+from ..hosts.host_results import ALLOCATED, Finding, Implausible, implausible
+from ..hosts.node_checks import judge
 from ..node.placement import expand_hosts
 from ..plan.fabric_environment import least_bandwidth
 from ..process.node_log import Log
@@ -80,7 +80,7 @@ def examine(config: Config, hosts: Sequence[Host], start: Path) -> preflight.Pre
                 )
             )
     config = replace(config, fleet=replace(config.fleet, shared_folder=str(Path.cwd())))
-    findings += judge_allocated(facts, wanted_of(config))
+    findings += judge(ALLOCATED, facts, wanted_of(config))
     said = [
         _plain(node_log(job_starts.preflight_folder(start), node)) for node in range(len(hosts))
     ]

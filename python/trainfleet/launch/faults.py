@@ -1,23 +1,35 @@
-"""Injects the table's faults (health/faults.py) into a rehearsal's runs, and judges what came of
-them.
+"""Prepares a rehearsal's stage, injects the table's faults (health/faults.py) into its runs, and
+judges the outcomes.
+
+`stage_for` chooses the stage for a config: in jobs, on hosts, or on this machine.
 """
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+from ..backends import backend_of, shared
 from ..backends.base import Can
-from ..health.faults import BREAK_AT, CUT, FAULTS, Fault
+from ..backends.head import Head
+from ..config import Config
+from ..health.faults import BREAK_AT, CUT, DISK, FAULTS, KERNEL, MAJORITY, SPARE, Fault
 from ..report.rehearsal_table import FaultOutcome
-from ..run.run_folder import Record
-from ..trust.errors import ConfigError, Problem
+from ..run.run_folder import Record, take_lock
+from ..trust.errors import BackendError, ConfigError, Problem, RunError
+from ..trust.safe_output import is_agreed
 from ..trust.spelling import suggest
 from ..watch.causes import CAUSES, Then
 from .execution import STOPPED
-from .rehearsal import EVERY, SEEN, RehearsalStage
+from .rehearsal import EVERY, LACKING, SEEN, WHOLE, HostStage, RehearsalStage, nodes_of
 
 CUT_RATE = "rate 1kbit burst 90 latency 1ms"
 # Delays each packet, so that a step's few MB take half a second instead of a few hundredths.
@@ -39,6 +51,141 @@ def chosen(names: str) -> list[Fault]:
     if problems:
         raise ConfigError(problems, next=f"set FAULTS to one or more of: {' '.join(FAULTS)}")
     return [FAULTS[name] for name in wanted] or list(FAULTS.values())
+
+
+def require_hosts(head: Head) -> Config:
+    """Returns the config with the existing hosts, using the addresses that this machine can reach.
+
+    Raises:
+        ConfigError: the hosts are unsuitable for a rehearsal.
+        BackendError: AWS does not list the hosts.
+    """
+    makes = Can.MACHINES in backend_of(head.config).can
+    located, then, problem = head.located, "make rehearse SET='fleet.backend=local'", ""
+    if head.by_agent:
+        problem = (
+            "a rehearsal needs SSH, but only Session Manager reaches these hosts; "
+            "set fleet.aws.allow_ssh_from"
+        )
+    elif (count := len(located.fleet.hosts)) < 2:
+        problem = f"a rehearsal needs two hosts, or three to cut one off; the fleet has {count}"
+        then = "make setup NODES=4" if makes else then
+    if problem:
+        raise ConfigError.of("fleet.hosts", problem, next=then)
+    return located
+
+
+def lacking(config: Config, head: Head | None) -> dict[str, str]:
+    """Returns the fault requirements that the config's nodes do not meet, with reasons."""
+    if not head:
+        shares = Can.SHARED in backend_of(config).can
+        return LACKING if shares else LACKING | {DISK: "checkpoints are in S3"}
+    found, nodes, row = dict[str, str](), nodes_of(config), config.fleet.node_type
+    if len(config.fleet.hosts) < 3:
+        found[SPARE] = "a run on two hosts can't continue on one"
+    if nodes < 3:
+        found[MAJORITY] = "with two nodes, the slow one can't be identified; use four hosts"
+    elif row and row.efa:
+        found[KERNEL] = "EFA traffic bypasses the kernel, so tc can't slow it"
+    return found
+
+
+@contextmanager
+def stage_for(config: Config, sure: bool) -> Iterator[RehearsalStage]:
+    """Yields the stage on which to inject faults. Asks for consent before using real
+    nodes, unless `sure` is set.
+
+    Raises:
+        ConfigError: the faults can't be injected on this fleet.
+        RunError: the user did not consent, or the baseline run failed.
+        BackendError: another rehearsal is running, or a host can't be reached or restored.
+    """
+    backend, parent = backend_of(config), Path(tempfile.gettempdir()).resolve()
+    located = require_hosts(head) if (head := backend.harm()) else config
+    if backend.hands_over and not head:
+        host = next(iter(config.fleet.hosts), "the head node").partition("=")[0]
+        problem = "a rehearsal must run on the machine that has sbatch"
+        then = f"run ssh {host}, then make rehearse there"
+        raise ConfigError.of("fleet.hosts", problem, next=then)
+    if not backend.is_here:
+        where = ", ".join(located.fleet.hosts) if head else f"{config.fleet.backend} nodes"
+        what = "kill, stop and cut off processes of separate short runs"
+        if not sure and not is_agreed(f"{what} on {where}?"):
+            why = "a rehearsal disrupts real hosts and needs your consent"
+            raise RunError(why, where=where, next="make rehearse YES=1")
+        if not head and Can.SHARED in backend.can:
+            parent = Path(config.fleet.shared_folder or Path.cwd())
+    words = "the rehearsal uses separate runs in a separate folder; first, an unbroken run"
+    print(words, flush=True)
+    with own_folder(parent) as folder:
+        stage = HostStage if head else RehearsalStage
+        with prepared(stage(folder, shared(located), lacking(located, head))) as made:
+            yield made
+
+
+@contextmanager
+def prepared(made: RehearsalStage) -> Iterator[RehearsalStage]:
+    """Yields the stage holding the training data and the losses of a fault-free baseline run.
+    Removes its files, processes and jobs on exit.
+
+    Raises:
+        BackendError: something can't be removed, or a host can't be reached.
+        RunError: the baseline run failed.
+    """
+    with _guarded(made):
+        made.clear()
+        made.furnish()
+        if code := made.end(made.begin(WHOLE)):
+            what = "the unbroken run failed before any fault was caused"
+            why = f"it ended with exit code {code}: {made.said.strip()[-800:]}"
+            raise RunError(what, where=str(made.folder), why=why, next="make doctor")
+        made.whole = made.losses(WHOLE)
+        yield made
+
+
+@contextmanager
+def _guarded(made: RehearsalStage) -> Iterator[None]:
+    """Clears the stage on exit. If this process is killed, a child process clears the stage."""
+    reader, writer = os.pipe()
+    if (guard := os.fork()) == 0:
+        os.setsid()
+        os.close(writer)
+        for descriptor in range(3):
+            os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
+        try:
+            if not os.read(reader, 1):
+                made.clear()
+        finally:
+            shutil.rmtree(made.folder, ignore_errors=True)
+            os._exit(0)
+    os.close(reader)
+    try:
+        yield
+    finally:
+        made.clear()
+        os.write(writer, b".")
+        os.close(writer)
+        os.waitpid(guard, 0)
+
+
+@contextmanager
+def own_folder(parent: Path) -> Iterator[Path]:
+    """Yields this user's rehearsal folder, and removes it afterwards. Raises BackendError if
+    another rehearsal is running, or if the folder belongs to another user.
+    """
+    folder = parent / f"trainfleet-rehearsal-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+        what = "the rehearsal folder belongs to another user"
+        raise BackendError(what, where=str(folder), next=f"ls -ld {folder}")
+    if (lock := take_lock(folder)) is None:
+        then = "wait until it ends, or stop it with Ctrl-C"
+        raise BackendError("another rehearsal is running", where=str(folder), next=then)
+    with lock:
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def rehearse(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
@@ -75,7 +222,7 @@ def _played(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
     broken = _ended(code, *wanted)
     if then == {Then.STOP} and _first(stage.events(fault.name, began), "restarted"):
         broken.append("the launcher retried a failure that a retry can't fix")
-    if code and (again := stage.again(fault.name, fault.words)):
+    if code and (again := stage.end(stage.begin(fault.name, fault.words))):
         broken.append(f"the same command ended with exit code {again}")
     return _measure(fault, stage, began, broken)
 
@@ -84,7 +231,7 @@ def _played(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
 CODES = {Then.HERE: (0,), Then.ELSEWHERE: (0, 1), Then.STOP: (1,)}
 
 
-def _slow(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
+def _slow(fault: Fault, stage: Any) -> FaultOutcome:
     """Slows one rank or its network traffic. The run must continue with the same losses, until it
     is stopped once the slow node is detected.
     """
@@ -100,7 +247,8 @@ def _slow(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
         found = _first(stage.events(fault.name, began), "slow", "slow-link")
         named = found and found | {"cause": "slow"}
         time.sleep(0.5)
-    stage.free()
+    if not fault.play:
+        stage.free()
     stage.stop(fault.name, process)
     if why:
         return FaultOutcome(fault.name, skipped=why)
@@ -108,7 +256,7 @@ def _slow(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
     return _measure(fault, stage, began, broken, named=named, ends=False)
 
 
-def _cut_off(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
+def _cut_off(fault: Fault, stage: HostStage) -> FaultOutcome:
     """Cuts one node off from the others for a while. The run must continue without that node."""
     process, began = _running(fault, stage), time.time()
     if why := stage.shape(fault.name, CUT_RATE, CUT):
@@ -117,10 +265,10 @@ def _cut_off(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
     return _measure(fault, stage, began, _ended(stage.end(process), 0))
 
 
-def _headless(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
+def _headless(fault: Fault, stage: HostStage) -> FaultOutcome:
     """Kills the head's processes, including the launcher and a rank. The standby must take over."""
     process, began = _running(fault, stage), time.time()
-    head = stage.lose_head(fault.name)
+    head = stage.lose_head()
     code = stage.end(process)
     took = _first(stage.events(fault.name, began), "restarted")
     named = took and took | {"node": 0 if took["who"] == f"the launcher on {head}" else None}
@@ -135,13 +283,13 @@ def _killed_launcher(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
     broken = ["ranks kept running without their launcher"] if outlived else []
     if stage.prefixes:
         time.sleep(SEEN)  # another launcher may lead only once this one's lease has expired
-    if code := stage.again(fault.name):
+    if code := stage.end(stage.begin(fault.name)):
         broken.append(f"the same command ended with exit code {code}")
     return _measure(fault, stage, began, broken)
 
 
-# Faults that aren't injected by a rank alone.
-PLAYS: dict[str, Callable[[Fault, RehearsalStage], FaultOutcome]] = {
+# Faults that a rank doesn't inject alone. A stage that lacks what a fault needs never plays it.
+PLAYS: dict[str, Callable[[Fault, Any], FaultOutcome]] = {
     "rank-slow": _slow,
     "link-slowed": _slow,
     "link-cut": _cut_off,
@@ -170,7 +318,10 @@ def _measure(
     said = str(verdict["cause"]) if verdict else "none"
     wrong = _what_is_wrong(fault, verdict, said)
     lost = sum(int(event.get("steps", 0)) for event in events if event["event"] == "lost")
-    equal = _has_equal_losses(stage, fault.name, ends)
+    losses = stage.losses(fault.name)
+    # If the run need not finish, only the steps that it completed are compared.
+    expected = stage.whole.items()
+    equal = all(losses.get(step) == loss for step, loss in expected if ends or step in losses)
     seen, back = _seconds(began, first), _seconds(began, again)
     if fault.event and not _first(events, fault.event):
         broken.append(f"the run has no event {fault.event}")
@@ -194,16 +345,6 @@ def _unkept(
 
 def _seconds(began: float, event: Record | None) -> float | None:
     return max(0.0, round(event["time"] - began, 1)) if event else None
-
-
-def _has_equal_losses(stage: RehearsalStage, name: str, ends: bool) -> bool:
-    """Returns whether a run's losses equal those of the fault-free baseline. Compares only the
-    steps it completed, unless the run must finish.
-    """
-    losses = stage.losses(name)
-    return all(
-        losses.get(step) == loss for step, loss in stage.whole.items() if ends or step in losses
-    )
 
 
 def _first(events: Iterable[Record], *names: str, after: float = 0.0) -> Record | None:

@@ -1,16 +1,21 @@
-"""Fault rehearsal: injects faults into short separate runs, and measures detection time, verdict,
-cost and leftovers.
+"""Rehearsal stages: environments in which faults are injected into short separate runs.
 
 A rehearsal works in one temporary folder outside the user's runs, and starts its runs with the
 ordinary `make train`. Their ranks inject the faults (health/faults.py). At the end, the runs are
 ended and all files are removed, even after Ctrl-C. After kill -9, a guard process does that. If
 this machine dies, the runs continue to their end, and the next rehearsal removes the files.
 
-Links and heads are only disrupted on hosts that are reached by SSH (rehearsal_hosts.py).
+On a fleet's hosts, the runs use a new folder inside the shared folder. The stage only touches that
+folder, processes marked as belonging to its runs, and, for a limited time, one host's network link.
+Each host restores its link after a fixed time, even if this machine dies.
+
+Limitations: links and heads are only disrupted on hosts that are reached by SSH, and links only if
+sudo requires no password. Instances that only Session Manager can reach are not supported.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import shutil
@@ -18,22 +23,29 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import MappingProxyType
+from shlex import quote
 from typing import Any
 
 import yaml
 
 from ..backends import backend_of
 from ..backends.base import Backend, Can, Handle, load_job
+from ..backends.head import PLAIN
 from ..config import Config
+from ..config.tables import read_table
 from ..health.faults import BREAK_AT, LINKS, LONGEST, OWN_HEAD, PREFIX, RANK, VARIABLE
+from ..hosts import host_commands
+from ..hosts.fleet import open_fleet, wanted_of
+from ..hosts.host_results import Host, by_host
+from ..hosts.ssh_config import expanded
+from ..hosts.transport import Transport
 from ..process.install_paths import CODE
 from ..process.processes import die_with_parent
-from ..run.run_folder import Record, Run, run_of, take_lock
+from ..run.run_folder import Record, Run, run_of
 from ..storage import s3
 from ..trust.errors import BackendError, RunError
 
@@ -52,11 +64,34 @@ LACKING = {
     LINKS: "only the links of hosts reached by SSH can be cut",
     OWN_HEAD: "only a head reached by SSH can be lost; launcher-killed tests a similar fault",
 }
-# Keys that the rehearsal's config copies from the user's fleet.
+# Keys that the rehearsal's config copies from the user's fleet, and those of a fleet of hosts
 KEPT = (
     "backend", "platform", "python", "slurm", "aws", "batch", "sagemaker", "options",
     "instance_type", "accelerator", "container", "container_base",
 )  # fmt: skip
+KEPT_OF_HOSTS = ("hosts", "ssh", "install_docker", "platform", *KEPT[-4:])
+TIMEOUT = 60.0
+UNDONE = "the rehearsal failed on these hosts"
+SHAPING = """s=; [ "$(id -u)" = 0 ] || s='sudo -n'
+$s true || {{ echo "sudo requires a password"; exit; }}
+command -v tc > /dev/null || {{ echo "tc is not installed (iproute2)"; exit; }}
+d=$(ip -o route get "$(getent ahostsv4 {peer} | sed -n '1s/ .*//p')" | sed -n 's/.* dev \\([^ ]*\\).*/\\1/p')
+[ -n "$d" ] || {{ echo "no route to {peer}"; exit; }}
+setsid env {link} sh -c "trap '$s tc qdisc del dev $d root; exit' TERM
+sleep 0.5; $s tc qdisc replace dev $d root tbf {rate}; sleep {seconds} & wait
+$s tc qdisc del dev $d root" > /dev/null 2>&1 < /dev/null &
+echo struck"""  # noqa: E501
+STRUCK = "struck"  # printed by a command once it has limited a link
+# Environment marker of the process that slows a link.
+LINK = "TRAINFLEET_LINK"
+# Shell commands for the processes that have {mark} in an entry of their environment
+LOOK = "grep -Fszl -e {mark} /proc/[0-9]*/environ | cut -d / -f 3"
+END = f"""for _ in $(seq 100); do
+p=$({LOOK})
+[ -n "$p" ] || break
+kill -{{signal}} $p 2> /dev/null; sleep 0.1
+done
+[ -z "$p" ]"""
 
 
 def config_of_run(
@@ -69,51 +104,21 @@ def config_of_run(
     """Returns a short run's config.yaml for this fleet, with training text from the folder `text`.
     `tokenized` and `checkpoints` are addresses in S3.
     """
-    return yaml.safe_dump(
-        plain(
-            {
-                "name": f"{PREFIX}{WHOLE}",
-                "data": {
-                    "name": "text",
-                    "sources": [text],
-                    "vocab_size": 340,
-                    "validation_fraction": 0.1,
-                    "tokenized_path": tokenized,
-                },
-                "model": {
-                    "layers": 4,
-                    "hidden_size": 128,
-                    "heads": 4,
-                    "kv_heads": 2,
-                    "intermediate_size": 256,
-                },
-                "train": {
-                    "steps": steps,
-                    "precision": "fp32",
-                    "global_batch_size": 4 * int(str(fleet["nodes"])),
-                    "sequence_length": 32,
-                    "log_every": 1,
-                    "validate_every": 0,
-                    "warmup_steps": 20,
-                    "schedule_steps": LONGEST,
-                },
-                "checkpoint": {"every": EVERY, "path": checkpoints},
-                "fleet": dict(fleet),
-            }
-        )
-    )
+    made = read_table(Path(__file__).with_suffix(".yaml"))
+    made["data"] |= {"sources": [text], "tokenized_path": tokenized}
+    made["train"] |= {"steps": steps, "schedule_steps": LONGEST}
+    made["train"]["global_batch_size"] = 4 * int(str(fleet["nodes"]))
+    more = {"name": f"{PREFIX}{WHOLE}", "checkpoint": {"every": EVERY, "path": checkpoints}}
+    return yaml.safe_dump(plain(made | more | {"fleet": dict(fleet)}))
 
 
 def documents() -> dict[str, bytes]:
     """Returns the training text as 40 small files, keyed by path relative to the stage's folder."""
-    lines = {
-        number: " ".join(f"word{(number * step) % 97} is {step}." for step in range(60))
-        for number in range(40)
-    }
-    return {
-        f"text/{number}.txt": f"Document {number}. {words}\n".encode()
-        for number, words in lines.items()
-    }
+    found = {}
+    for number in range(40):
+        words = " ".join(f"word{number * step % 97} is {step}." for step in range(60))
+        found[f"text/{number}.txt"] = f"Document {number}. {words}\n".encode()
+    return found
 
 
 def furnish(folder: Path, files: Mapping[str, bytes]) -> None:
@@ -124,12 +129,10 @@ def furnish(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Converts a value for YAML: tuples become lists, and unset keys are dropped."""
-    if isinstance(value, dict):
-        return {
-            key: plain(inner) for key, inner in value.items() if inner is not None and inner != ()
-        }
-    return [plain(inner) for inner in value] if isinstance(value, tuple) else value
+    """Returns a value without the unset keys of its mappings."""
+    if not isinstance(value, dict):
+        return value
+    return {key: plain(inner) for key, inner in value.items() if inner is not None and inner != ()}
 
 
 def kept(config: Config, keys: Iterable[str]) -> dict[str, Any]:
@@ -173,16 +176,20 @@ class RehearsalStage:
     def furnish(self) -> None:
         """Writes the config and the training text."""
         fleet = kept(self.config, KEPT) | {"nodes": 2, "ranks_per_node": 1}
+        root, *paths = self.prefixes or [""]
+        if root:
+            fleet["shared_folder"] = root
+            for name, content in documents().items():
+                s3.write(f"{root}/{name}", content)
+        else:
+            furnish(self.folder, documents())
+        self.configure(fleet, f"{root}/text".lstrip("/"), *paths)
+
+    def configure(self, fleet: Mapping[str, object], text: str, *paths: str) -> None:
+        """Writes the config, with the arguments of `config_of_run`."""
         steps = STEPS if self.backend.is_here else LONGER
-        if not self.prefixes:
-            files = documents() | {"config.yaml": config_of_run(fleet, "text", steps).encode()}
-            return furnish(self.folder, files)
-        root, tokenized, checkpoints = self.prefixes
-        for name, content in documents().items():
-            s3.write(f"{root}/{name}", content)
-        fleet["shared_folder"] = root
-        text = config_of_run(fleet, f"{root}/text", steps, tokenized, checkpoints)
-        furnish(self.folder, {"config.yaml": text.encode()})
+        words = config_of_run(fleet, text, steps, *paths)
+        furnish(self.folder, {"config.yaml": words.encode()})
 
     def run(self, name: str) -> Run:
         """Returns the run for the fault `name`."""
@@ -192,13 +199,10 @@ class RehearsalStage:
         """Starts `make train` for the run `name`. `words` contains additional config overrides. If
         `plays` is set, the run's ranks inject the fault.
         """
-        return self.type(
-            "train", name, words, {VARIABLE: f"{name}@{BREAK_AT}:{RANK}"} if plays else {}
-        )
+        told = {VARIABLE: f"{name}@{BREAK_AT}:{RANK}"} if plays else {}
+        return self.type("train", name, words, **told)
 
-    def type(
-        self, verb: str, name: str, words: str = "", more: Mapping[str, str] = MappingProxyType({})
-    ) -> subprocess.Popen[str]:
+    def type(self, verb: str, name: str, words: str = "", **more: str) -> subprocess.Popen[str]:
         """Starts the command `verb` for the run `name`. Returns its process."""
         inherited = {
             key: value
@@ -230,12 +234,6 @@ class RehearsalStage:
             return 124
         return process.returncode
 
-    def again(self, name: str, words: str = "") -> int:
-        """Reruns `make train` for the run `name`, waits for it to end, and returns its exit
-        code.
-        """
-        return self.end(self.begin(name, words))
-
     def stop(self, name: str, process: subprocess.Popen[str]) -> None:
         """Stops a run with `make stop`, which writes a checkpoint."""
         self.end(self.type("stop", name))
@@ -263,30 +261,13 @@ class RehearsalStage:
     def struck(self, name: str) -> float:
         """Returns when a rank injected the fault, by its clock. Raises RunError if no rank did."""
         until = time.monotonic() + SEEN
-        while True:
+        while time.monotonic() < until:
             for event in self.events(name):
                 if event["event"] == "struck":
                     return float(event["time"])
-            if time.monotonic() > until:
-                what, then = f"no rank injected the fault {name}", "run make rehearse again"
-                raise RunError(what, where=str(self.folder), why=self.said[-800:], next=then)
             time.sleep(0.2)
-
-    def shape(self, name: str, rate: str, seconds: int) -> str:
-        """Limits the traffic from node 1's host to `rate` for `seconds` seconds, using tc. Returns
-        "" on success, or the reason if that fails.
-        """
-        return self.lacking[LINKS]
-
-    def free(self) -> None:
-        """Removes the traffic limits that `shape` has set."""
-
-    def lose_head(self, name: str) -> str:
-        """Kills the run's processes on its head, including the launcher. Returns the head's name.
-        Raises RunError if the stage has no separate head.
-        """
-        what, why = f"the fault {name} can't be caused here", self.lacking[OWN_HEAD]
-        raise RunError(what, where=str(self.folder), why=why, next="make rehearse")
+        what, then = f"no rank injected the fault {name}", "run make rehearse again"
+        raise RunError(what, where=str(self.folder), why=self.said[-800:], next=then)
 
     def processes(self) -> list[int]:
         """Returns the PIDs of the other processes on this machine whose working directory is the
@@ -335,90 +316,119 @@ class RehearsalStage:
                 path.unlink(missing_ok=True)
 
 
-@contextmanager
-def prepared(made: RehearsalStage) -> Iterator[RehearsalStage]:
-    """Yields the stage holding the training data and the losses of a fault-free baseline run.
-    Removes its files, processes and jobs on exit.
+class HostStage(RehearsalStage):
+    """Rehearsal stage that runs on the fleet's hosts. Its config contains the existing hosts."""
 
-    Raises:
-        BackendError: something can't be removed, or a host can't be reached.
-        RunError: the baseline run failed.
+    @functools.cached_property
+    def transport(self) -> Transport:
+        """Transport that connects on first use, separately in the guard process."""
+        return open_fleet(self.config)
+
+    @property
+    def shared(self) -> str:
+        """Returns the stage folder's path on the hosts."""
+        return f"{self.config.fleet.shared_folder}/{OWN}"
+
+    @property
+    def mark(self) -> str:
+        """Returns the text that marks processes of the stage's runs (host_commands.mark_of)."""
+        return quote(f"={self.shared}:")
+
+    def on(self, command: str, *hosts: Host) -> str:
+        """Runs a shell command on the given hosts, or on all. Returns the first host's output.
+        Raises a BackendError listing the hosts where it failed.
+        """
+        answers = self.transport.run(command, timeout=TIMEOUT, hosts=hosts or None).require(UNDONE)
+        return next(iter(answers.ok.values())).stdout.strip()
+
+    @property
+    def head(self) -> Host:
+        return self.transport.hosts[0]
+
+    def furnish(self) -> None:
+        folder = quote(self.shared)
+        self.transport.put(documents(), self.shared, hosts=[self.head]).require(UNDONE)
+        # The public keys that authorize the head on every node.
+        keys = f"{quote(self.config.fleet.shared_folder or '')}/ssh"
+        self.on(f"[ ! -d {keys} ] || cp -r {keys} {folder}/", self.head)
+        self.configure(fleet_of(self.config, self.shared), f"{self.shared}/text")
+
+    def shape(self, name: str, rate: str, seconds: int) -> str:
+        """Limits the traffic from node 1's host to `rate` for `seconds` seconds, using tc. Returns
+        "" on success, or the reason if that fails.
+        """
+        if not (job := load_job(self.run(name))):
+            raise RunError(f"the run {name} has no job", where=self.shared, next="make rehearse")
+        host = next(host for host in self.transport.hosts if host.name == job[0].hosts[1])
+        peer = quote(self.head.address)
+        words = SHAPING.format(peer=peer, rate=rate, seconds=seconds, link=self.link)
+        said = self.on(words, host)
+        return "" if said == STRUCK else " ".join(said.split())
+
+    def free(self) -> None:
+        """Removes the traffic limit that `shape` has set."""
+        self.on(self.unlink)
+
+    @property
+    def link(self) -> str:
+        return quote(f"{LINK}={self.shared}")
+
+    @property
+    def unlink(self) -> str:
+        return END.format(mark=self.link, signal="TERM")
+
+    def lose_head(self) -> str:
+        """Kills the run's processes on its head, including the launcher. Returns the head's
+        name.
+        """
+        self.on(END.format(mark=self.mark, signal="KILL"), self.head)
+        return self.head.name
+
+    def at_work(self) -> Sequence[object]:
+        answers = self.transport.run(LOOK.format(mark=self.mark), timeout=TIMEOUT).ok
+        return [host for host, said in answers.items() if said.stdout.strip()]
+
+    def end_all(self) -> None:
+        """Kills the runs on every host, and removes their files. Raises a BackendError listing the
+        hosts that could not be restored.
+        """
+        own, folder = f"rm -f {host_commands.JOBS}/$(uname -n)/{PREFIX}*", quote(self.shared)
+        end = "\n".join([self.unlink, own, END.format(mark=self.mark, signal="KILL")])
+        # Repeated because a launcher may have started a process on another host just before it
+        # ended.
+        self.transport.run(end, timeout=TIMEOUT)
+        failed = self.transport.run(end, timeout=TIMEOUT).failed
+        remove = f"rm -rf {folder}"
+        failed |= self.transport.run(remove, timeout=TIMEOUT, hosts=[self.head]).failed
+        self.transport.close()
+        if failed:
+            raise BackendError(
+                by_host("these hosts were not fully restored", failed),
+                next=f"run {remove} on these hosts, then make doctor",
+            )
+
+
+def nodes_of(config: Config) -> int:
+    """Returns the number of nodes in the rehearsal's run. Leaves one host as a spare if there are
+    at least three.
     """
-    with _guarded(made):
-        made.clear()
-        made.furnish()
-        rehearse_unbroken(made)
-        yield made
+    return max(2, len(config.fleet.hosts) - 1)
 
 
-@contextmanager
-def _guarded(made: RehearsalStage) -> Iterator[None]:
-    """Clears the stage on exit. If this process is killed, a child process clears the stage."""
-    reader, writer = os.pipe()
-    if (guard := os.fork()) == 0:
-        os.setsid()
-        os.close(writer)
-        for descriptor in range(3):
-            os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
-        try:
-            if not os.read(reader, 1):
-                made.clear()
-        finally:
-            shutil.rmtree(made.folder, ignore_errors=True)
-            os._exit(0)
-    os.close(reader)
-    try:
-        yield
-    finally:
-        made.clear()
-        os.write(writer, b".")
-        os.close(writer)
-        os.waitpid(guard, 0)
-
-
-@contextmanager
-def own_folder(parent: Path) -> Iterator[Path]:
-    """Yields this user's rehearsal folder, and removes it afterwards. Raises BackendError if
-    another rehearsal is running, or if the folder belongs to another user.
+def fleet_of(config: Config, shared: str) -> dict[str, object]:
+    """Returns the short run's fleet: the user's hosts and software, one rank per node, and a
+    separate folder.
     """
-    folder = parent / f"trainfleet-rehearsal-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.is_symlink() or folder.stat().st_uid != os.getuid():
-        raise BackendError(
-            "the rehearsal folder belongs to another user",
-            where=str(folder),
-            next=f"ls -ld {folder}",
-        )
-    lock = take_lock(folder)
-    if lock is None:
-        raise BackendError(
-            "another rehearsal is running",
-            where=str(folder),
-            next="wait until it ends, or stop it with Ctrl-C",
-        )
-    with lock:
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def rehearse_unbroken(made: RehearsalStage) -> None:
-    """Runs the fault-free baseline and stores its losses in the stage. Raises RunError if the run
-    fails.
-    """
-    process = made.begin(WHOLE)
-    if code := made.end(process):
-        said = [
-            str(event.get("words", ""))
-            for event in made.events(WHOLE)
-            if event["event"] == "verdict"
-        ]
-        why = "\n".join(said) or f"it ended with exit code {code}: {made.said.strip()[-800:]}"
-        raise RunError(
-            "the unbroken run failed before any fault was caused",
-            where=str(made.folder),
-            why=why,
-            next="make doctor",
-        )
-    made.whole = made.losses(WHOLE)
+    fleet = kept(config, KEPT_OF_HOSTS)
+    # Relative paths refer to the current directory, not to the run's folder.
+    for path in ("key", "known_hosts", "config"):
+        if path in fleet["ssh"]:
+            fleet["ssh"][path] = str(expanded(fleet["ssh"][path], f"fleet.ssh.{path}").absolute())
+    own = {
+        "backend": PLAIN,
+        "nodes": nodes_of(config),
+        "ranks_per_node": 1,
+        "shared_folder": shared,
+        "python": wanted_of(config).interpreter,
+    }
+    return fleet | own

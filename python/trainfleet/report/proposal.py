@@ -26,6 +26,7 @@ from ..plan.job import Artifact, Request, neuron_settings
 from ..plan.plan import Plan, degrees
 from ..run.run_folder import no_place, write_atomic
 from ..trust.errors import ConfigError
+from ..trust.validation import fit_row
 from .history import duration
 
 # Instance type of AWS's published training speeds. published.yaml contains the latest row per model
@@ -49,8 +50,9 @@ class PublishedSpeed:
     sdk: str
 
 
+TABLE = Path(__file__).with_name("published.yaml")
 ROWS = tuple(
-    PublishedSpeed(**row) for row in read_table(Path(__file__).with_name("published.yaml"))
+    fit_row(PublishedSpeed, row, TABLE, row.get("preset", "")) for row in read_table(TABLE)
 )
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, cast
 
 from .errors import InputError
-from .untrusted_input import show
+from .untrusted_input import MEBIBYTE, read_text, show
 
 T = TypeVar("T")
 LARGEST = 2**63  # integers must fit in 64 bits
@@ -56,6 +56,27 @@ def fit(kind: type[T], value: Any, where: str = "", then: str = "") -> T:
         return cast(T, _fit(kind, value, ""))
     except InputError as error:
         raise InputError(error.what, where=where, key=error.key, next=then) from error
+
+
+FIGURES = (int, float, int | None, float | None)
+
+
+def fit_row(kind: type[T], row: Mapping[str, Any], table: Path, mark: str) -> T:
+    """Creates a row of the data table in a file, whose line contains `mark`.
+
+    Raises:
+        InputError: a figure is missing, negative or not a number, or a key is unknown.
+    """
+    try:
+        for key, hint in kinds_of(cast(type, kind)).items():
+            if hint in FIGURES and key in row:
+                figure = _fit(hint, row[key], key)
+                _plain("0 or more", figure, not figure or figure > 0, key)
+        return kind(**row)
+    except (InputError, TypeError) as error:
+        lines = read_text(table, 4 * MEBIBYTE).splitlines()
+        line = next((line for line, text in enumerate(lines, 1) if mark in text), 0)
+        raise InputError(str(error), where=f"{table}:{line}: {mark}") from error
 
 
 def _fit(hint: Any, value: Any, key: str) -> Any:

@@ -7,6 +7,7 @@ from trainfleet.config.families import FAMILIES, PRESETS, Preset
 from trainfleet.config.optimizers import OPTIMIZERS, Optimizer
 from trainfleet.data.format_table import FORMATS, Format
 from trainfleet.hardware import node_types
+from trainfleet.health.faults import FAULTS, Fault
 from trainfleet.watch import causes
 from trainfleet.watch.causes import CAUSES, Cause
 
@@ -24,3 +25,12 @@ PRESETS["calf"] = Preset(
 FORMATS["rot13"] = Format("rot13", (".rot",), "dummy_reader:read_rot13")
 CAUSES["moths"] = Cause("moths", "moths have been here", "make camphor")
 causes.FOLDERS.append(Path(__file__).parent)
+
+
+def _release(trainer: object) -> None:
+    raise RuntimeError("moths have eaten the wires")
+
+
+FAULTS["moths-released"] = Fault(
+    "moths-released", "moths are released on rank 1", ("moths",), 1, play=_release
+)
