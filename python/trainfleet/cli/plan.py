@@ -19,7 +19,7 @@ from ..plan.estimate import Bill, estimate
 from ..plan.job import Artifact, compiles_ahead
 from ..plan.plan import Plan, make_plan
 from ..plan.sizing import Bid, Wish
-from ..report import json_output, proposal, sizing_tables
+from ..report import proposal, sizing_tables
 from ..trust.errors import ConfigError
 from .variables import Variables, amounts, flag, typed
 
@@ -101,6 +101,8 @@ def _bids(config: Config, settings: Settings, wish: Wish) -> tuple[list[Bid], di
 
 def _emit(variables: Variables, config: Config, derived: Derivation, bill: Bill | None) -> int:
     """Prints only the estimate, as JSON."""
+    from ..report import json_output  # deferred, because no other plan needs it
+
     if {"ANY", "DAYS", "OUT", "TOKENS", "USD"} & {*variables}:
         message = "can't be combined with ANY, DAYS, OUT, TOKENS or USD"
         raise ConfigError.of("JSON", message, next="make plan JSON=1")
