@@ -19,7 +19,7 @@ from ..plan.estimate import Bill, estimate
 from ..plan.job import Artifact, compiles_ahead
 from ..plan.plan import Plan, make_plan
 from ..plan.sizing import Bid, Wish
-from ..report import json_output, proposal, sizing_tables
+from ..report import proposal, sizing_tables
 from ..trust.errors import ConfigError
 from .variables import Variables, amounts, flag, typed
 
@@ -80,6 +80,8 @@ def _machines(variables: Variables, config: Config, wish: Wish) -> Iterator[str]
         what = "no machine can train on so many tokens within DAYS and USD"
         raise ConfigError.of("ANY", what, next=f"make plan TOKENS={wish.tokens:g} ANY=1")
     yield from sizing_tables.describe_machines(config, found, absent, wish)
+    if backend_of(config).is_here:
+        yield "        the next command assumes a backend; any other with such machines is as fast"
     best = sizing.best(found)
     kind = "" if best.tariff.terms == "own" else f"fleet.instance_type={best.name}"
     words = variables | {"SET": f"{settings.set} {kind}".strip(), "NODES": str(best.size.nodes)}
@@ -101,6 +103,8 @@ def _bids(config: Config, settings: Settings, wish: Wish) -> tuple[list[Bid], di
 
 def _emit(variables: Variables, config: Config, derived: Derivation, bill: Bill | None) -> int:
     """Prints only the estimate, as JSON."""
+    from ..report import json_output  # deferred, because no other plan needs it
+
     if {"ANY", "DAYS", "OUT", "TOKENS", "USD"} & {*variables}:
         message = "can't be combined with ANY, DAYS, OUT, TOKENS or USD"
         raise ConfigError.of("JSON", message, next="make plan JSON=1")

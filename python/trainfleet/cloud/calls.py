@@ -22,6 +22,7 @@ from ..config.tables import read_table
 from ..process.install_paths import page
 from ..trust.errors import CloudError, ConfigError, NotAsked
 from ..trust.safe_output import visible
+from ..trust.secrets import is_keyless
 
 # Tries of a request in boto3's standard mode, which waits up to 20 s between two tries while AWS
 # throttles.
@@ -69,17 +70,20 @@ class Calls:
             CloudError: the request is invalid, or AWS refused it or did not respond. `code` is
                 AWS's error code.
         """
+        if send is by_boto3 and is_keyless():
+            where = f"{service} {operation} in {self.region}"
+            raise NotAsked(KEYLESS, where=where, next=CREDENTIALS, code="NoCredentialsError")
         with explained(self.region, service, operation):
             require_valid(service, operation, request)
             return send(self.region, service, operation, request)
 
     def pages(self, service: str, operation: str, key: str, **request: Any) -> Iterator[Any]:
         """Yields the entries under `key` on all pages. Raises CloudError as a call does."""
-        pairs = _tokens(service, operation)
         seen: set[str] = set()
         for _ in range(PAGES):
             answer = self(service, operation, **request)
             yield from answer.get(key) or ()
+            pairs = _tokens(service, operation)
             following = {name: answer[token] for name, token in pairs if answer.get(token)}
             if not following or str(following) in seen:
                 return
@@ -182,6 +186,7 @@ def partition_of(region: str) -> str:
 REFUSALS = read_table(Path(__file__).with_name("error_codes.yaml"))
 CODES = {meaning: frozenset(row["codes"]) for meaning, row in REFUSALS.items()}
 DENIED = CODES["denied"]
+KEYLESS = "no AWS credentials were found"
 CREDENTIALS, RENEW = (REFUSALS[meaning]["next"] for meaning in ("unknown key", "expired"))
 # IAM's names for services and actions that differ from botocore's
 PREFIXES = {
@@ -286,8 +291,7 @@ def _unanswered(where: str, error: Exception) -> CloudError:
         return NotAsked(what, where=where, why=why, next=RENEW, code="ExpiredToken")
     lacking = (known.ProfileNotFound, known.SSOError, known.ConfigNotFound)
     if "Credential" in kind or isinstance(error, lacking):
-        what = "no AWS credentials were found"
-        return NotAsked(what, where=where, why=why, next=CREDENTIALS, code=kind)
+        return NotAsked(KEYLESS, where=where, why=why, next=CREDENTIALS, code=kind)
     then = "check this machine's network and fleet.aws.region, then run it again"
     return NotAsked("AWS did not answer", where=where, why=why, next=then, code=kind)
 

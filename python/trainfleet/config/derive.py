@@ -114,6 +114,10 @@ def _of_training(values: Values) -> Rows:
         yield "document_mask", True, "data.conversations"
     if train["compile"] is None:
         yield "compile", *compilation(values)
+    if train["spike_sigmas"] is None:
+        train["spike_sigmas"] = 6.0
+        if values["fleet"]["platform"] == XLA:
+            yield "spike_sigmas", 0.0, "NxD's optimizer can't skip a step"
     if train["activation_checkpointing"] is None and train["activation_memory_budget"] is not None:
         yield "activation_checkpointing", "selective", BUDGET
     if train["schedule_steps"] is None:

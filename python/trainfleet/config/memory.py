@@ -13,7 +13,7 @@ all moments that may be the peak (_moments).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from math import prod
@@ -53,7 +53,7 @@ class Memory:
 
     @property
     def total(self) -> int:
-        return sum(astuple(self))
+        return sum(vars(self).values())
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ numbers (tests/bench/fit_planner.py lists them). Sources are cited at each part.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from math import ceil, log2
 
 from .step_work import FITTED, Constants, DeviceSpeed, Work
@@ -54,7 +54,7 @@ class StepTime:
 
     @property
     def total(self) -> float:
-        return float(sum(getattr(self, field.name) for field in fields(self)))
+        return float(sum(vars(self).values()))
 
     def corrected(self, factors: Mapping[str, float]) -> StepTime:
         """Returns the step time with each group of parts (GROUPS) multiplied by its factor.
@@ -62,7 +62,7 @@ class StepTime:
         Groups without a factor are unchanged.
         """
         of = {name: factors.get(group, 1.0) for group, names in GROUPS.items() for name in names}
-        return StepTime(**{name: seconds * of[name] for name, seconds in asdict(self).items()})
+        return StepTime(**{name: seconds * of[name] for name, seconds in vars(self).items()})
 
     def group(self, name: str) -> float:
         """Returns the total time of a group of parts, in seconds."""
@@ -70,7 +70,7 @@ class StepTime:
 
     def limit(self) -> str:
         """Returns the name of the slowest part."""
-        return max((field.name for field in fields(self)), key=lambda name: getattr(self, name))
+        return max(vars(self), key=vars(self).__getitem__)
 
 
 Rank = tuple[Work, DeviceSpeed, Constants]  # what a rank's times depend on

@@ -257,11 +257,11 @@ class Train:
     gradient_clip: Annotated[float, Key(minimum=0, maximum=1_000_000_000)] = 1.0
     """Maximum global gradient norm. Larger gradients are scaled down to it. 0 disables clipping."""
     spike_sigmas: Annotated[
-        float, Key(unit="standard deviations", minimum=0, maximum=1_000_000_000)
-    ] = 6
+        float, Key(default=None, unit="standard deviations", minimum=0, maximum=1_000_000_000)
+    ]
     """Threshold for skipping a step, in standard deviations. A step is skipped if its loss or
     gradient norm exceeds the mean of the last 128 steps by more than this. 0 skips only steps with
-    a non-finite loss or gradient norm."""
+    a non-finite loss or gradient norm. Defaults to 6, and to 0 on platform neuron-xla."""
     max_consecutive_skips: Annotated[int, Key(unit="steps", minimum=1, maximum=1_000_000)] = 10
     """Number of consecutive skipped steps after which the run stops with an error."""
     precision: Annotated[str, Key(enum=["auto", "fp32", "bf16", "fp16", "fp8"])] = "auto"

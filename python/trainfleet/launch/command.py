@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from ..backends import Backend, backend_of, terms_of, terms_to_examine
+from ..backends import BACKENDS, Backend, backend_of, terms_of, terms_to_examine
+from ..backends.base import Can
 from ..checkpoints.store import CheckpointStore, store_of
 from ..config import (
     Config,
@@ -85,10 +86,13 @@ def config_of(settings: Settings) -> tuple[Config, Derivation]:
 
 
 def elsewhere(settings: Settings, config: Config) -> Settings:
-    """Returns the settings on a backend that can have other machines than this one."""
+    """Returns the settings on a backend that can have other machines than this one: the config's
+    backend, or else the first scheduler of machines that only the config describes.
+    """
     if not backend_of(config).is_here:
         return settings
-    return replace(settings, set=f"{settings.set} fleet.backend=slurm".strip())
+    name = next(name for name, one in BACKENDS.items() if one.owned and Can.RETRIES in one.can)
+    return replace(settings, set=f"{settings.set} fleet.backend={name}".strip())
 
 
 def on_type(settings: Settings, name: str) -> Config:

@@ -25,6 +25,7 @@ from typing import Any
 
 from ..process.install_paths import installing_package
 from ..trust.errors import S3Error
+from ..trust.secrets import is_keyless
 
 SCHEME = "s3://"
 # attempts per request with boto3's backoff and jitter; S3 returns 503 while it splits a prefix
@@ -226,6 +227,8 @@ def request(call: str, address: str, *, unless: tuple[str, ...] = (), **words: A
 @contextmanager
 def explained(address: str) -> Iterator[None]:
     """Converts boto3's errors inside the `with` block to S3Error."""
+    if is_keyless():
+        raise S3Error("S3 needs credentials", where=address, next=CREDENTIALS)
     client()  # Raises S3Error if boto3 is not installed.
     from botocore import exceptions as boto
     from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
@@ -263,8 +266,6 @@ def _get(
     address: str, most: int, *, unless: tuple[str, ...] = (), **words: Any
 ) -> tuple[bytes, str] | None:
     """Returns the body and ETag of a GET. Retries interrupted bodies, because boto3 does not."""
-    from botocore.exceptions import HTTPClientError, IncompleteReadError, ReadTimeoutError
-
     for left in reversed(range(TRIES)):
         if (answer := request("get_object", address, unless=unless, **words)) is None:
             return None
@@ -273,6 +274,8 @@ def _get(
                 address, f"{answer['ContentLength']:,} bytes received, at most {most:,} expected"
             )
         with explained(address):
+            from botocore.exceptions import HTTPClientError, IncompleteReadError, ReadTimeoutError
+
             try:
                 return answer["Body"].read(), answer["ETag"]
             except (HTTPClientError, IncompleteReadError) as error:
