@@ -31,7 +31,7 @@ GENERATE = "trainfleet.engine.generate"
 
 def sample(variables: Variables, started: float) -> int:
     """Generates text from PROMPT with the latest checkpoint, token by token."""
-    from ..report.history import opening
+    from ..report.summary import opening
 
     if (code := run_location.forwarded("sample", variables)) is not None:
         return code

@@ -243,8 +243,7 @@ def seen(config: Config, tokens: int) -> str:
     """Returns a note with the number of epochs that training makes over a dataset of `tokens`
     tokens.
     """
-    train = config.train
-    taken = train.steps * train.global_batch_size * train.sequence_length
+    taken = config.train.steps * config.step_tokens
     return f"training sees {taken:,} tokens: {few_digits(taken / max(tokens, 1))} epochs"
 
 
