@@ -29,7 +29,7 @@ from trainfleet.data.dataset import Dataset
 from trainfleet.data.packing import IGNORED
 from trainfleet.data.tokenizer import load
 from trainfleet.engine import export, generate
-from trainfleet.report import history
+from trainfleet.report import history, summary
 from trainfleet.run.run_folder import Run
 
 pytestmark = pytest.mark.timeout(300)
@@ -179,4 +179,4 @@ def test_prompts_are_answered_at_each_validation_and_training_stays_the_same(
         run=asked, prompt="why", **ANSWERS | {"tokens": generate.SAMPLE_LENGTH}
     )
     assert "".join(generate.talk(options)) == f"{found[-1]['text']}\n" != "\n"
-    assert "make chat" in str(history.read(Run(asked)).next_commands)
+    assert "make chat" in str(summary.next_commands(history.read(Run(asked))))

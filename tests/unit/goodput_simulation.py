@@ -25,7 +25,7 @@ from trainfleet.run.run_folder import Run
 from trainfleet.trust.errors import BackendError
 from trainfleet.watch.budget import Budget
 from trainfleet.watch.monitor import Watch
-from trainfleet.watch.retry_loop import persevere
+from trainfleet.watch.retry_loop import Attempts
 from trainfleet.watch.signals import Interrupts
 from trainfleet.watch.time_accounting import goodput, ledger
 
@@ -197,7 +197,7 @@ def simulate(config: Config, step: float, days: float, run: Run, seed: int = 1) 
                 lambda words: None,
                 Budget(run, config, None),
             )  # type: ignore[arg-type]
-            persevere(watch, weeks.plan(job, {}), [job], lambda job: None)
+            Attempts(watch, weeks.plan(job, {}), [job], lambda job: None).persevere()
         spent = ledger(run.read_events(), run.read_metrics())
     restarts = sum(event["event"] == "restarted" for event in run.read_events())
     return Result(goodput(spent) or 0.0, weeks.kept / (weeks.now - BEGAN), restarts, commands)

@@ -13,7 +13,7 @@ from trainfleet.config import Config, Settings, dump_asked, dump_resolved, load
 from trainfleet.launch import training
 from trainfleet.launch.command import config_of, plan_of, settings_of
 from trainfleet.recipes import recipe_named
-from trainfleet.report import history, panels
+from trainfleet.report import history, panels, summary
 from trainfleet.run.run_folder import Run
 from trainfleet.trust.errors import ConfigError
 
@@ -84,7 +84,7 @@ def test_what_a_verb_has_changed_is_asked_for_too(tmp_path: Path) -> None:
 def test_each_way_to_go_on_begins_with_what_was_asked_for(run: Run) -> None:
     assert settings_of({"RUN": "other"}).path == run.given
     assert typed({"RUN": "other"}) == " CONFIG=runs/other/given.yaml"
-    assert "train CONFIG=runs/other/given.yaml" in str(history.read(run).next_commands)
+    assert "train CONFIG=runs/other/given.yaml" in str(summary.next_commands(history.read(run)))
     assert dict(panels.given(run)) == {
         "name": "other", "fleet.nodes": "1", "data.sources": "['text']", "train.steps": "4", "train.sequence_length": "32",
         "train.seed": "7",

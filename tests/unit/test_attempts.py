@@ -20,7 +20,7 @@ from trainfleet.trust.errors import BackendError, RunError
 from trainfleet.watch import monitor, retry_loop
 from trainfleet.watch.budget import Budget
 from trainfleet.watch.monitor import MonitoredAttempt, Watch
-from trainfleet.watch.retry_loop import persevere
+from trainfleet.watch.retry_loop import Attempts
 from trainfleet.watch.signals import Interrupts
 from trainfleet.watch.verdict import Verdict
 
@@ -90,9 +90,8 @@ def job(run: Run, nodes: int = 2) -> Job:
 def play(run: Run, backend: Script, jobs: Sequence[Job] = ()) -> tuple[Verdict | None, list[str]]:
     said: list[str] = []
     jobs = jobs or [job(run)]
-    return persevere(
-        watch_of(run, backend, said), backend.plan(jobs[0], {}), jobs, lambda job: None
-    ).verdict, said
+    watch, request = watch_of(run, backend, said), backend.plan(jobs[0], {})
+    return Attempts(watch, request, jobs, lambda job: None).persevere().verdict, said
 
 
 def watch_of(run: Run, backend: Script, said: list[str] | None = None) -> Watch:
@@ -273,7 +272,10 @@ def test_while_the_run_folder_is_not_seen_nothing_is_held_against_the_ranks(
         Budget(run, config, None),
     )  # type: ignore[arg-type]
     assert (
-        persevere(watch, backend.plan(job(run), {}), [job(run)], lambda job: None).verdict is None
+        Attempts(watch, backend.plan(job(run), {}), [job(run)], lambda job: None)
+        .persevere()
+        .verdict
+        is None
     )
     assert said == ["the run folder can't be updated: S3 sent no valid response"]
     assert looked == ["anew at 2", "look 2", "anew at 7", "look 7", "look 8", "look 9"]
@@ -372,7 +374,7 @@ def test_a_launcher_that_reaches_nobody_blames_itself_and_leaves_the_run_to_the_
     with pytest.raises(
         monitor.CutOff, match=r"can't reach any other host over SSH, .* heartbeats from b"
     ):
-        persevere(watch, backend.plan(job(run), {}), [job(run)], lambda job: None)
+        Attempts(watch, backend.plan(job(run), {}), [job(run)], lambda job: None).persevere()
     verdict = next(event for event in run.read_events() if event["event"] == "verdict")
     assert (verdict["cause"], verdict["host"], verdict["node"]) == ("lost-node", "a", 0)
     assert verdict["done"] == "left the run to the standby b" and len(backend.used) == 1
@@ -404,5 +406,5 @@ def test_a_launcher_that_was_taken_for_dead_begins_and_ends_nothing(run: Run) ->
     request = backend.plan(job(run), {})
     watch = replace(watch_of(run, backend), confirm=leave)
     with pytest.raises(Over):
-        persevere(watch, request, [job(run)], lambda job: None)
+        Attempts(watch, request, [job(run)], lambda job: None).persevere()
     assert fence.current(run.folder).number == 0 and not backend.used

@@ -264,7 +264,7 @@ def test_first_weights_are_those_of_every_layout_on_every_device(
     """Replicas draw where the device draws, as a divided model does: else a layout chosen by `auto` would change a run."""
     from trainfleet.config import Settings, load
     from trainfleet.engine.parallel import Replicas
-    from trainfleet.engine.parallel.parallelize import divide
+    from trainfleet.engine.parallel.parallelize import Division
     from trainfleet.engine.world import join
 
     (tmp_path / "config.yaml").write_text(
@@ -275,7 +275,7 @@ def test_first_weights_are_those_of_every_layout_on_every_device(
     with join(Philox()) as world:
         ours, theirs = (
             Replicas(config, world).weights(),
-            divide(config, world.device, torch.float32).weights(),
+            Division(config, world.device, torch.float32).weights(),
         )
     assert ours.keys() == theirs.keys()
     assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []

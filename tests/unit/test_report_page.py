@@ -169,21 +169,6 @@ def test_svg_takes_its_colours_from_the_page(tmp_path: Path) -> None:
     assert not re.search(r"(?:fill|stroke): #(?!ffffff)[0-9a-f]{6}", drawn)
 
 
-def test_no_second_is_counted_twice(tmp_path: Path) -> None:
-    run = make_run(tmp_path)  # its startup of 27.1 s has the 21.4 s of tokenizing within
-    told = {
-        "tokenize": 21.4,
-        "startup": 5.7,
-        "train": 118.2,
-        "validate": 6.1,
-        "checkpoint": 1.6,
-        "the rest": 2.6,
-    }
-    assert read(run).stages == pytest.approx(told)
-    run.update_results(started=None)
-    assert read(run).stages["startup"] == 27.1
-
-
 def test_the_way_to_the_first_step_is_told(tmp_path: Path) -> None:
     text = html.write(make_run(tmp_path)).read_text()
     assert (

@@ -18,10 +18,9 @@ import pytest
 from report_runs import make_run, metric
 
 from trainfleet.health.heartbeat_format import Beat, write_beats
-from trainfleet.report.history import opening
 from trainfleet.report.html import write
 from trainfleet.report.live import Live, LiveLine, TokenizeLive
-from trainfleet.report.summary import print_summary, status
+from trainfleet.report.summary import opening, print_summary, status
 from trainfleet.run.run_folder import Run, append_line, take_lock, write_atomic
 
 

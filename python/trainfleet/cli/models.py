@@ -31,7 +31,7 @@ GENERATE = "trainfleet.engine.generate"
 
 def sample(variables: Variables, started: float) -> int:
     """Generates text from PROMPT with the latest checkpoint, token by token."""
-    from ..report.history import opening
+    from ..report.summary import opening
 
     if (code := run_location.forwarded("sample", variables)) is not None:
         return code
@@ -47,7 +47,10 @@ def chat(variables: Variables, started: float) -> int:
         why = "make chat does not forward typed text to the machine that has the run"
         then = "make chat PROMPT='a question', or make export OUT=my-model"
         raise RunError(
-            "can't chat with typed text from here", where=run_named(variables).name, why=why, next=then
+            "can't chat with typed text from here",
+            where=run_named(variables).name,
+            why=why,
+            next=then,
         )
     if (code := run_location.forwarded("chat", variables)) is not None:
         return code

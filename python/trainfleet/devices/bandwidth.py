@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import islice
 
 import torch
 import torch.distributed as dist
@@ -83,19 +84,16 @@ def pair_bandwidths(device: Device, size: int) -> list[tuple[int, int, float]]:
     Each node has at most one partner at a time. All ranks return the same result.
     """
     size = min(max(size, 4 * SMALLEST), 1 << 28) // 4
-    local, local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    mine = dist.get_rank() // local_size
+    local_size = int(os.environ["LOCAL_WORLD_SIZE"])
+    mine, local = divmod(dist.get_rank(), local_size)
     out = torch.ones(size, device=device.torch_device)
-    back = torch.empty(size, device=device.torch_device)
+    back = torch.empty_like(out)
     found: list[tuple[int, int, float]] = []
-    for number, partners in enumerate(tournament(nodes())):
-        if number == ROUNDS:
-            break
-        rate = torch.zeros(nodes(), device=device.torch_device)
+    for partners in islice(tournament(nodes()), ROUNDS):
+        rate = out.new_zeros(nodes())
         dist.barrier()
         if (other := partners.get(mine)) is not None:
-            peer = other * local_size + local
-            exchange = partial(_exchange, out, back, peer)
+            exchange = partial(_exchange, out, back, other * local_size + local)
             seconds = min(_seconds(device, exchange) for _ in range(TRIES))
             # Averages the two nodes' measurements and sums over their local ranks.
             rate[min(mine, other)] = 4 * size / seconds / 1e9 / 2

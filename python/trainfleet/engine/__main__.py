@@ -16,6 +16,7 @@ import traceback
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -27,7 +28,7 @@ from ..data.dataset import Dataset
 from ..health import faults, fence, lease
 from ..health.heartbeat import Heart
 from ..process.processes import SUPERVISOR, die_with_parent
-from ..run import records, run_folder
+from ..run import records
 from ..run.loggers import Loggers
 from ..run.run_folder import Run
 from ..storage import s3_sync_agent
@@ -35,13 +36,13 @@ from ..trust import untrusted_input
 from ..trust.errors import RunError, TrainfleetError
 from ..trust.safe_output import install
 from . import generate
-from .batches import samples_for
+from .batches import open_dataset, samples_for
 from .checkpoint import Checkpoints
 from .record import Recorder, dataset_facts
 from .timing import Slowest, StepProfiler, Stopwatch
 from .trainer import Trainer
 from .vote import NoticePoller, Vote
-from .world import World, first_to_say, join
+from .world import World, first_of_node, first_to_say, join
 
 TRACEBACK_LINES = 12
 
@@ -50,69 +51,48 @@ def main(arguments: list[str]) -> int:
     loaded = time.time()
     die_with_parent(os.environ.get(SUPERVISOR))
     untrusted_input.stay()
-    rank, node, order = (
-        int(os.environ.get(name, "0")) for name in ("RANK", "GROUP_RANK", fence.VARIABLE)
-    )
+    rank, node, order, again = map(given, ("RANK", "GROUP_RANK", fence.VARIABLE, fence.AGAIN))
     run, number = Run(Path(arguments[0]), records.node(node, order)), 0
     try:
-        number = (
-            fence.enter(run.folder, order, int(os.environ.get(fence.AGAIN, "0")))
-            if rank == 0
-            else 0
-        )
+        if rank == 0:
+            number = fence.enter(run.folder, order, again)
         heart = Heart(run.folder, rank, node, order, float(os.environ.get(lease.VARIABLE, "0")))
         config = load_resolved(run.config)
         with join(devices.planned(config.fleet.device)) as world:
             heart.meet(number := world.as_first_says(number))
             run.writer = records.node(node, number)
             heart.at("load")
-            train(run, config, world, heart, {"loaded": loaded, "met": time.time()})
+            train(run, config, world, heart, loaded)
             heart.stop()
             return 0
-    except fence.Fenced as error:
-        print(error, file=sys.stderr, flush=True)
-        return error.exit_code
-    except TrainfleetError as error:
-        record_fault(run, error, fence.Attempt(order, number))
-        if first_to_say(str(error)):
-            print(error, file=sys.stderr, flush=True)
-        return error.exit_code
     except Exception as error:
         record_fault(run, error, fence.Attempt(order, number))
-        raise
+        if not isinstance(error, TrainfleetError):
+            raise
+        return error.exit_code
 
 
-def train(run: Run, config: Config, world: World, heart: Heart, moments: dict[str, float]) -> None:
+def given(name: str) -> int:
+    """Returns the number in an environment variable, or 0 if it is not set."""
+    return int(os.environ.get(name, "0"))
+
+
+def train(run: Run, config: Config, world: World, heart: Heart, loaded: float) -> None:
     """Trains until the last step or until all ranks agree to stop.
 
-    `moments` maps each completed startup stage to its Unix time.
+    `loaded` is the Unix time at which the rank had imported the program.
     """
     profile = StepProfiler(run.profile, config.train.profile_steps if world.first else None)
-    watch = Stopwatch(
-        run.read_results().get("started") or moments["loaded"],
-        heart,
-        world.device.clock,
-        profile.at,
-    )
-    watch.reached = {name: moment - watch.started for name, moment in moments.items()}
-    # With S3 synchronization, each node has a separate run folder, so one rank per node checks for
-    # the stop file.
-    looks = world.first or (
-        os.environ.get("LOCAL_RANK") == "0" and s3_sync_agent.BUCKET in os.environ
-    )
-    vote = Vote(run.stop if looks else None, world.tree("votes"))
-    heart.alone = lambda seconds: leave_alone(run, vote, world, seconds)
-    if config.fleet.spot and os.environ.get("LOCAL_RANK", "0") == "0":
-        NoticePoller(lambda notice: on_notice(run, vote, world.node, notice))
-    dataset = Dataset.open(run_folder.DATA / config.data.name, config.data)
-    dataset.check_vocabulary(config.model.vocab_size)
+    started = run.read_results().get("started") or loaded
+    watch = Stopwatch(started, heart, world.device.clock, profile.at)
+    watch.reached = {"loaded": loaded - started, "met": watch.total}
+    vote = open_vote(run, config, world, heart)
+    dataset = open_dataset(config)
     checkpoints = Checkpoints(run, config, dataset.identity, world)
     trainer = Trainer(config, samples_for(config, dataset), world, checkpoints, watch)
     faults.arm(run, trainer)
-    recorder = open_record(run, config, trainer, dataset) if world.first else None
     print(greeting(trainer), flush=True)
-    if recorder:
-        print(formula(config, trainer), flush=True)
+    recorder = open_record(run, trainer, dataset) if world.first else None
     status = trainer.fit(recorder, vote)
     vote.settle()
     profile.close()
@@ -120,11 +100,24 @@ def train(run: Run, config: Config, world: World, heart: Heart, moments: dict[st
         conclude(run, trainer, recorder, dataset, status)
 
 
-def on_notice(run: Run, vote: Vote, node: int, notice: str) -> None:
-    """Makes all ranks save and exit because this node will be reclaimed soon."""
-    vote.heard = True
-    print(f"spot/instance-action: {notice}; all ranks save and exit", flush=True)
-    run.note("notice", node=node, notice=notice)
+def open_vote(run: Run, config: Config, world: World, heart: Heart) -> Vote:
+    """Starts listening for requests to stop: signals, the stop file, spot interruption notices, and
+    the loss of the launcher.
+    """
+    # With S3 synchronization, each node has a separate run folder, so one rank per node checks for
+    # the stop file.
+    looks = world.first or (first_of_node() and s3_sync_agent.BUCKET in os.environ)
+    vote = Vote(run.stop if looks else None, world.tree("votes"))
+    heart.alone = lambda seconds: leave_alone(run, vote, world, seconds)
+
+    def reclaimed(notice: str) -> None:
+        vote.heard = True
+        print(f"spot/instance-action: {notice}; all ranks save and exit", flush=True)
+        run.note("notice", node=world.node, notice=notice)
+
+    if config.fleet.spot and first_of_node():
+        NoticePoller(reclaimed)
+    return vote
 
 
 def leave_alone(run: Run, vote: Vote, world: World, seconds: float) -> None:
@@ -133,7 +126,7 @@ def leave_alone(run: Run, vote: Vote, world: World, seconds: float) -> None:
     Each node records an `orphaned` event, unless the vote of another node stops it first.
     """
     vote.heard = True
-    if os.environ.get("LOCAL_RANK", "0") == "0":
+    if first_of_node():
         print(
             f"no launcher for {seconds:.0f} s, and no standby took over; all ranks save and exit",
             flush=True,
@@ -141,44 +134,47 @@ def leave_alone(run: Run, vote: Vote, world: World, seconds: float) -> None:
         run.note("orphaned", node=world.node, seconds=seconds)
 
 
-def open_record(run: Run, config: Config, trainer: Trainer, dataset: Dataset) -> Recorder:
+def open_record(run: Run, trainer: Trainer, dataset: Dataset) -> Recorder:
     """Creates the recorder and writes all metadata known before the first step to results.json."""
-    world, train = trainer.world, config.train
-    flops = flops_per_token(config.model, train.sequence_length)
+    config, world, watch = trainer.config, trainer.world, trainer.watch
     peak = world.device.peak_flops(trainer.precision) * world.size
-    slowest = Slowest(trainer.watch.heart, world.size) if trainer.watch.heart else None
-    recorder = Recorder(
-        run,
-        train,
-        trainer.progress,
-        trainer.watch,
-        flops / peak,
-        open_loggers(run, config),
-        slowest,
-    )
+    load = flops_per_token(config.model, config.train.sequence_length) / peak
+    loggers = open_loggers(run, config)
+    slowest = Slowest(watch.heart, world.size) if watch.heart else None
+    recorder = Recorder(run, config.train, trainer.progress, watch, load, loggers, slowest)
+    before = run.read_results()
+    versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
     recorder.update(
-        name=config.name,
         status="running",
-        versions=(run.read_results().get("versions") or {})
-        | {"python": platform.python_version(), "torch": str(torch.__version__)},
-        backend=config.fleet.backend,
-        nodes=config.fleet.nodes,
-        world_size=world.size,
-        device=world.device.kind,
-        device_name=world.device.name,
-        precision=products(trainer),
-        mfu_formula=formula(config, trainer),
-        layout=config.degrees,
-        model={"family": config.model.family, "parameters": count_parameters(config.model)},
-        global_batch_sequences=train.global_batch_size,
-        micro_batch_sequences=train.micro_batch_size,
-        gradient_accumulation_steps=trainer.batches.per_step,
-        sequence_length=train.sequence_length,
-        total_steps=train.steps,
-        **dataset_facts(config, dataset),
-        restarts=run.read_results().get("restarts", 0),
+        versions=(before.get("versions") or {}) | versions,
+        restarts=before.get("restarts", 0),
+        **description(trainer, dataset),
     )
+    print(formula(trainer), flush=True)
     return recorder
+
+
+def description(trainer: Trainer, dataset: Dataset) -> dict[str, Any]:
+    """Returns the fields of results.json that stay the same for the whole attempt."""
+    config, world, train = trainer.config, trainer.world, trainer.train
+    return {
+        "name": config.name,
+        "backend": config.fleet.backend,
+        "nodes": config.fleet.nodes,
+        "world_size": world.size,
+        "device": world.device.kind,
+        "device_name": world.device.name,
+        "precision": products(trainer),
+        "mfu_formula": formula(trainer),
+        "layout": config.degrees,
+        "model": {"family": config.model.family, "parameters": count_parameters(config.model)},
+        "global_batch_sequences": train.global_batch_size,
+        "micro_batch_sequences": train.micro_batch_size,
+        "gradient_accumulation_steps": trainer.batches.per_step,
+        "sequence_length": train.sequence_length,
+        "total_steps": train.steps,
+        **dataset_facts(config, dataset),
+    }
 
 
 def open_loggers(run: Run, config: Config) -> Loggers | None:
@@ -210,7 +206,7 @@ def greeting(trainer: Trainer) -> str:
     return f"rank {world.rank} of {world.size} on {world.device.name}: {work}, {start}"
 
 
-def formula(config: Config, trainer: Trainer) -> str:
+def formula(trainer: Trainer) -> str:
     """Returns an explanation of how MFU is computed, with this run's peak FLOP/s."""
     peak = (
         f"{trainer.world.size} x "
@@ -218,7 +214,7 @@ def formula(config: Config, trainer: Trainer) -> str:
     )
     return (
         f"MFU = tokens/s x FLOPs per token / ({peak}, {products(trainer)}). "
-        f"{flops_in_words(config.model)}"
+        f"{flops_in_words(trainer.config.model)}"
     )
 
 
@@ -270,32 +266,34 @@ def write_sample(run: Run, trainer: Trainer, dataset: Dataset) -> dict[str, str]
 
 
 def record_fault(run: Run, error: Exception, attempt: fence.Attempt) -> None:
-    """Records a `fault` event with the rank and the error.
+    """Records a `fault` event with the rank and the error, and prints an error of ours once.
 
     For an unexpected exception, the event includes the end of the traceback. If the disk is full,
     the error appears only in the log.
 
     Records nothing if a newer attempt has started, because this attempt's ranks then fail only as a
-    result of other ranks exiting.
+    result of other ranks exiting, or are fenced.
     """
-    if attempt.number and fence.current(run.folder) > attempt:
+    if isinstance(error, TrainfleetError):
+        lines, message, why, remedy = list[str](), error.head, error.why, error.next
+        if first_to_say(str(error)):
+            print(error, file=sys.stderr, flush=True)
+    else:
+        text = "".join(traceback.format_exception(error)).rstrip()
+        lines, message, why, remedy = text.splitlines()[-TRACEBACK_LINES:], str(error), "", ""
+    is_over = attempt.number and fence.current(run.folder) > attempt
+    if is_over or isinstance(error, fence.Fenced):
         return
-    is_ours = isinstance(error, TrainfleetError)
-    lines = (
-        []
-        if is_ours
-        else "".join(traceback.format_exception(error)).rstrip().splitlines()[-TRACEBACK_LINES:]
-    )
     with suppress(RunError):
         run.record(
             "fault",
-            order=int(os.environ.get(fence.VARIABLE, "0")),
-            rank=int(os.environ.get("RANK", "0")),
-            node=int(os.environ.get("GROUP_RANK", "0")),
+            order=attempt.order,
+            rank=given("RANK"),
+            node=given("GROUP_RANK"),
             error=type(error).__name__,
-            message=error.head if isinstance(error, TrainfleetError) else str(error),
-            why=error.why if isinstance(error, TrainfleetError) else "",
-            next=error.next if isinstance(error, TrainfleetError) else "",
+            message=message,
+            why=why,
+            next=remedy,
             traceback=lines,
         )
 

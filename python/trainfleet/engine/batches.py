@@ -19,6 +19,7 @@ from ..data.manifest import VALIDATION
 from ..data.masking import Masked
 from ..devices import Device
 from ..models.loss import IGNORED
+from ..run import run_folder
 
 
 class MicroBatch(NamedTuple):
@@ -117,6 +118,13 @@ class Samples(Protocol):
     def learned(
         self, split: str, first: int, count: int, sequence_length: int, seed: int
     ) -> int | None: ...
+
+
+def open_dataset(config: Config) -> Dataset:
+    """Opens the config's dataset, and checks that the model has its vocabulary."""
+    dataset = Dataset.open(run_folder.DATA / config.data.name, config.data)
+    dataset.check_vocabulary(config.model.vocab_size)
+    return dataset
 
 
 def samples_for(config: Config, dataset: Dataset) -> Samples:

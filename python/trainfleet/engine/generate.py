@@ -25,10 +25,10 @@ from ..models import GPT2, Llama
 from ..models.llama import Cache
 from ..models.loss import IGNORED
 from ..models.network import Network
-from ..run import run_folder
 from ..run.run_folder import Run
 from ..trust.errors import RunError, telling
 from ..trust.safe_output import run_program
+from .batches import open_dataset
 from .checkpoint import load_model, newest
 
 TEMPERATURE = 0.7
@@ -311,9 +311,7 @@ def load(run: Run, device: torch.device | None = None) -> tuple[Network, Dataset
     require_fit(commit := store.read(step), config, store.address(step))
     model = models.build(config.model)
     load_model(store, commit, model)
-    dataset = Dataset.open(run_folder.DATA / config.data.name, config.data)
-    dataset.check_vocabulary(config.model.vocab_size)
-    return model.to(device or devices.nearest().torch_device).eval(), dataset
+    return model.to(device or devices.nearest().torch_device).eval(), open_dataset(config)
 
 
 if __name__ == "__main__":

@@ -114,20 +114,30 @@ class AdamW(torch.optim.Optimizer):
         This is Adam's update with bias correction (Kingma and Ba 2014, arXiv:1412.6980). Updates
         the moments if `keep` is 1, and leaves them unchanged if it is 0.
         """
-        state, (beta1, beta2) = self.state[parameter], group["betas"]
+        step, mean, square = self.moments(parameter)
+        beta1, beta2 = group["betas"]
+        step += keep
+        mean.add_((gradient - mean) * ((1 - beta1) * keep))
+        square.add_((gradient.square() - square) * ((1 - beta2) * keep))
+        return unbiased(mean, square, step, beta1, beta2, group["eps"])
+
+    def moments(self, parameter: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns the parameter's step count, and the first and second moments."""
+        state = self.state[parameter]
         if not state:
             state["step"] = torch.zeros((), device=parameter.device)
-            state["exp_avg"], state["exp_avg_sq"] = (
-                torch.zeros_like(parameter),
-                torch.zeros_like(parameter),
-            )
-        state["step"] += keep
-        state["exp_avg"].add_((gradient - state["exp_avg"]) * ((1 - beta1) * keep))
-        state["exp_avg_sq"].add_((gradient.square() - state["exp_avg_sq"]) * ((1 - beta2) * keep))
-        steps = state["step"].clamp(min=1)
-        root = (state["exp_avg_sq"] / (1 - beta2**steps)).sqrt() + group["eps"]
-        change: Tensor = state["exp_avg"] / (1 - beta1**steps) / root
-        return change
+            state["exp_avg"] = torch.zeros_like(parameter)
+            state["exp_avg_sq"] = torch.zeros_like(parameter)
+        return state["step"], state["exp_avg"], state["exp_avg_sq"]
+
+
+def unbiased(
+    mean: Tensor, square: Tensor, step: Tensor, beta1: Any, beta2: Any, epsilon: Any
+) -> Tensor:
+    """Returns Adam's update from the moments, with bias correction."""
+    steps = step.clamp(min=1)
+    change: Tensor = mean / (1 - beta1**steps) / ((square / (1 - beta2**steps)).sqrt() + epsilon)
+    return change
 
 
 class Lamb(AdamW):
@@ -281,13 +291,8 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-class RoundedAdamW(torch.optim.Optimizer):
-    """AdamW with stochastic rounding for bf16 parameters.
-
-    A step is a no-op if the device tensor `found_inf` is 1.0.
-    """
-
-    found_inf: Tensor | None = None
+class RoundedAdamW(AdamW):
+    """AdamW with stochastic rounding for bf16 parameters."""
 
     def __init__(
         self,
@@ -302,7 +307,7 @@ class RoundedAdamW(torch.optim.Optimizer):
         `settings` contains lr, betas and eps. `step` is `renew`, optionally compiled so that it
         reads and writes each value only once.
         """
-        super().__init__(list(groups), {"weight_decay": 0.0, **settings})
+        super().__init__(groups, **settings)
         self.names, self.seed = names, seed
         self.extents: dict[Tensor, Extent] = {}
         self.renew = step
@@ -315,29 +320,20 @@ class RoundedAdamW(torch.optim.Optimizer):
             ]
             numbers = numbers_of(group, parameters[0].device) if parameters else []
             for parameter in parameters:
-                self._update(parameter, numbers)
+                self._round(parameter, numbers)
 
-    def _update(self, parameter: nn.Parameter, numbers: list[Tensor]) -> None:
-        state, device = self.state[parameter], parameter.device
-        if not state:
-            state["step"] = torch.zeros((), device=device)
-            state["exp_avg"], state["exp_avg_sq"] = (
-                torch.zeros_like(parameter),
-                torch.zeros_like(parameter),
-            )
-        keep = torch.ones((), device=device) if self.found_inf is None else 1 - self.found_inf
-        state["step"] += keep
+    def _round(self, parameter: nn.Parameter, numbers: list[Tensor]) -> None:
+        step, *moments = self.moments(parameter)
+        keep = torch.ones_like(step) if self.found_inf is None else 1 - self.found_inf
+        step += keep
         key, rows, columns = self._extent(parameter)
-        parts = [
-            local(tensor).view(len(rows), -1)
-            for tensor in (parameter, state["exp_avg"], state["exp_avg_sq"])
-        ]
+        parts = [local(tensor).view(len(rows), -1) for tensor in (parameter, *moments)]
         parts += [local(parameter.grad).reshape(len(rows), -1), rows]  # type: ignore[arg-type]
         for pieces in zip(
             *(torch.split(part, max(1, ROUNDED_AT_ONCE // columns.numel())) for part in parts),
             strict=True,
         ):
-            self.renew(*pieces, columns, key, state["step"], keep, *numbers)
+            self.renew(*pieces, columns, key, step, keep, *numbers)
 
     def _extent(self, parameter: nn.Parameter) -> Extent:
         if parameter not in self.extents:
@@ -386,16 +382,12 @@ def renew(
     gradient = torch.where(keep > 0, gradient.float(), 0.0)
     mean = first.float() + (gradient - first.float()) * ((1 - beta1) * keep)
     square = second.float() + (gradient.square() - second.float()) * ((1 - beta2) * keep)
-    steps = step.clamp(min=1)
-    change = mean / (1 - beta1**steps) / ((square / (1 - beta2**steps)).sqrt() + epsilon)
+    change = unbiased(mean, square, step, beta1, beta2, epsilon)
     weight = parameter.float() * (1 - keep * rate * decay) - change * (keep * rate)
     one, other = (chance(key, step.int() * 2 + draw, rows, columns) for draw in (0, 1))
-    for tensor, value, bits in (
-        (parameter, weight, one),
-        (first, mean, other),
-        (second, square, one >> 16),
-    ):
-        tensor.copy_(rounded(value, bits))
+    parameter.copy_(rounded(weight, one))
+    first.copy_(rounded(mean, other))
+    second.copy_(rounded(square, one >> 16))
 
 
 def rounded(value: Tensor, chance: Tensor) -> Tensor:

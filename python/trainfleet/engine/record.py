@@ -52,14 +52,19 @@ class Recorder:
         loggers: Loggers | None = None,
         slowest: Slowest | None = None,
     ) -> None:
-        self.run, self.train, self.progress, self.watch = run, train, progress, watch
-        self.load, self.loggers, self.slowest = load, loggers, slowest
-        self.resumed = step = progress.step
-        self.last = step, 0.0  # step and training seconds as of the last metrics line
+        self.run = run
+        self.train = train
+        self.progress = progress
+        self.watch = watch
+        self.load = load
+        self.loggers = loggers
+        self.slowest = slowest
+        self.resumed = progress.step
+        self.last = self.resumed, 0.0  # step and training seconds as of the last metrics line
         # wall-clock time and time outside steps, as of the last metrics line
         self.written, self.apart = time.time(), dict.fromkeys(watch.apart, 0.0)
-        self.lines = self._kept(step)
-        run.record("began", step=step)
+        self.lines = self._lines_before()
+        run.record("began", step=self.resumed)
         # seconds per stage in earlier attempts
         self.spent: dict[str, float] = run.read_results().get("seconds") or {}
         self.board: SummaryWriter | None = None
@@ -69,41 +74,45 @@ class Recorder:
         self.complained = False
         write_atomic(run.metrics, "".join(json.dumps(line) + "\n" for line in self.lines))
 
-    def _kept(self, step: int) -> list[Record]:
-        """Returns the earlier attempts' metrics up to a step, and records the lost later ones."""
+    def _lines_before(self) -> list[Record]:
+        """Returns the metrics of earlier attempts, and records those after the resumed step as
+        lost.
+        """
         before = list(self.run.read_metrics())
-        if lost := [line for line in before if line["step"] > step]:
+        if lost := [line for line in before if line["step"] > self.resumed]:
             spans = [{key: line[key] for key in SPAN if key in line} for line in lost]
-            self.run.record("lost", step=step, steps=lost[-1]["step"] - step, spans=spans)
-        return [line for line in before if line["step"] <= step]
+            steps = lost[-1]["step"] - self.resumed
+            self.run.record("lost", step=self.resumed, steps=steps, spans=spans)
+        return [line for line in before if line["step"] <= self.resumed]
 
-    def step(
-        self,
-        loss: float,
-        norm: float,
-        valid: Record,
-        skipped: int,
-        memory: int,
-        more: Record | None = None,
-    ) -> None:
+    def step(self, loss: float, norm: float, valid: Record, meters: Record) -> None:
         """Logs the metrics of the latest step.
 
-        `valid` contains the validation losses, and `more` device metrics and the loss scale.
+        `valid` contains the validation losses, and `meters` the number of skipped steps, device
+        metrics and the loss scale.
         """
+        (logged, before), now, step = self.last, self.watch.training, self.progress.step
+        self.last = step, now
+        seconds = (now - before) / (step - logged)
+        speed = self.train.global_batch_size * self.train.sequence_length / seconds
         line = {
-            "step": self.progress.step,
+            "step": step,
             "loss": loss,
+            "tokens": self.progress.tokens,
+            "tokens_per_second": round(speed, 1),
+            "mfu": round(speed * self.load, 4),
+            "lr": learning_rate(self.train, step),
             "grad_norm": norm,
-            "memory_bytes": memory,
-            "skipped": skipped,
-            **(more or {}),
-            **self._pace(),
+            "seconds": round(seconds, 4),
+            **(self.slowest.measure() if self.slowest else {}),
+            **meters,
+            **self._span(first=logged == self.resumed),
         }
+        text = f"step {step:,}  loss {loss:.4f}  {speed:.0f} tokens/s"
+        losses = [f"  {name.replace(VALID_LOSS, 'validation')} {valid[name]:.4f}" for name in valid]
         self._tell_skips(line)
         self._append(line | valid)
-        losses = [f"  {name.replace(VALID_LOSS, 'validation')} {valid[name]:.4f}" for name in valid]
-        speed = f"{line['tokens_per_second']:.0f} tokens/s"
-        print(f"step {self.progress.step:,}  loss {loss:.4f}  {speed}", *losses, sep="", flush=True)
+        print(text, *losses, sep="", flush=True)
         if time.monotonic() - self.updated > RESULTS_EVERY:
             self._try(self.update)
 
@@ -111,29 +120,13 @@ class Recorder:
         """Records a text of the model as an event."""
         self._record("sampled", step=self.progress.step, prompt=prompt, text=text)
 
-    def _pace(self) -> Record:
-        """Returns the latest step's tokens, learning rate, throughput and times."""
-        (logged, before), step, now = self.last, self.progress.step, self.watch.training
-        self.last = step, now
-        seconds = (now - before) / (step - logged)
-        speed = self.train.global_batch_size * self.train.sequence_length / seconds
-        return {
-            "tokens": self.progress.tokens,
-            "tokens_per_second": round(speed, 1),
-            "mfu": round(speed * self.load, 4),
-            "lr": learning_rate(self.train, step),
-            "seconds": round(seconds, 4),
-            **{f"{name}_seconds": round(spent, 5) for name, spent in self.watch.parts().items()},
-            **(self.slowest.measure() if self.slowest else {}),
-            **self._span(first=logged == self.resumed),
-        }
-
     def _span(self, first: bool) -> dict[str, float]:
-        """Returns the current time, and the seconds since the last line, both in total and per
-        stage.
+        """Returns the seconds per part of this step, the current time, and the seconds since the
+        last line, both in total and per stage.
 
         watch/time_accounting.py reads these fields.
         """
+        parts = {f"{name}_seconds": round(spent, 5) for name, spent in self.watch.parts().items()}
         now, apart = time.time(), dict(self.watch.apart)
         since = {f"in_{name}": round(apart[name] - self.apart[name], 3) for name in apart}
         compiling = (
@@ -141,7 +134,7 @@ class Recorder:
         )
         span = round(now - self.written, 3)
         self.written, self.apart = now, apart
-        return {"time": round(now, 3), "span": span, **since, **compiling}
+        return parts | {"time": round(now, 3), "span": span, **since, **compiling}
 
     def _tell_skips(self, line: Record) -> None:
         """Records and prints the number of steps skipped since the last line, including fp16

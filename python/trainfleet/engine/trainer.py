@@ -141,8 +141,9 @@ class Trainer:
         if self.device.tells_time:
             self.watch.tell()
         if recorder:
-            meters = self.device.meters() | (self.scale.meters() if self.scale else {})
-            recorder.step(loss, norm, valid, skipped, self.device.memory_used(), meters)
+            meters: Record = {"memory_bytes": self.device.memory_used(), "skipped": skipped}
+            meters |= self.device.meters() | (self.scale.meters() if self.scale else {})
+            recorder.step(loss, norm, valid, meters)
         if recorder and valid and self.train.sample_prompts:
             self.sample(recorder)
 

@@ -112,6 +112,11 @@ def join(device: Device) -> Iterator[World]:
     dist.destroy_process_group()
 
 
+def first_of_node() -> bool:
+    """Returns whether this is the rank that acts for its node."""
+    return os.environ.get("LOCAL_RANK", "0") == "0"
+
+
 def first_to_say(key: str) -> bool:
     """Returns whether this rank is the first to report `key`.
 
@@ -119,7 +124,7 @@ def first_to_say(key: str) -> bool:
     """
     if not dist.is_initialized():
         # without a process group, report once per node, because other nodes may not have this error
-        return os.environ.get("LOCAL_RANK", "0") == "0"
+        return first_of_node()
     store = dist.distributed_c10d._get_default_store()
     try:
         return bool(store.add(f"said/{key}", 1) == 1)

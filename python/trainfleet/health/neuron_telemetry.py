@@ -8,7 +8,7 @@ shape raises InputError.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypedDict, TypeVar
 
@@ -21,6 +21,8 @@ Seconds = Annotated[float, Range(0, 1e6)]
 GIB = 2**30
 WHERE = "neuron-monitor"
 T = TypeVar("T")
+Record = dict[str, Any]
+Counts = dict[str, Count]
 
 
 class _Core(TypedDict, total=False):
@@ -29,7 +31,6 @@ class _Core(TypedDict, total=False):
 
 class _Latency(TypedDict, total=False):
     p50: Seconds | None
-    p99: Seconds | None
 
 
 class _Bytes(TypedDict, total=False):
@@ -37,11 +38,12 @@ class _Bytes(TypedDict, total=False):
 
 
 class _Hardware(TypedDict, total=False):
-    neuron_devices: list[dict[str, Count]] | None
+    neuron_devices: list[Counts] | None
 
 
 class _Monitor(TypedDict, total=False):
-    neuron_runtime_data: list[dict[str, Any]] | None
+    neuron_runtime_data: list[Record] | None
+    system_data: Record | None
 
 
 @dataclass(frozen=True)
@@ -86,25 +88,16 @@ def read_monitor(line: bytes) -> Reading:
     Raises:
         InputError: the line is not a report.
     """
-    monitor = fit(dict[str, Any], untrusted_input.parse_line(line, WHERE), WHERE)
-    runtimes = fit(_Monitor, monitor).get("neuron_runtime_data") or []
-    reports = [_group(dict[str, Any], runtime, "report") for runtime in runtimes]
-    runs = [_group(dict[str, Any], report, "execution_stats") for report in reports]
-    summaries = [_group(dict[str, Count], run, "execution_summary") for run in runs]
-    errors = [_group(dict[str, Count], run, "error_summary") for run in runs]
-    times = [_group(_Latency, run, "latency_stats", "device_latency").get("p50") for run in runs]
-    used = [
-        core.get("neuroncore_utilization") or 0.0
-        for report in reports
-        for core in _group(
-            dict[str, _Core], report, "neuroncore_counters", "neuroncores_in_use"
-        ).values()
-    ]
-    memory = [
-        _group(_Bytes, report, "memory_used", "neuron_runtime_used_bytes") for report in reports
-    ]
-    hardware = _group(_Hardware, monitor, "system_data", "neuron_hw_counters")
-    devices, timed_out = hardware.get("neuron_devices") or [], _sum(summaries, "timed_out")
+    monitor = fit(_Monitor, untrusted_input.parse_line(line, WHERE), WHERE)
+    reports = _groups(Record, monitor.get("neuron_runtime_data") or [], "report")
+    used = _utilizations(reports)
+    memory = _groups(_Bytes, reports, "memory_used", "neuron_runtime_used_bytes")
+    runs = _groups(Record, reports, "execution_stats")
+    errors = _groups(Counts, runs, "error_summary")
+    timed_out = _sum(_groups(Counts, runs, "execution_summary"), "timed_out")
+    latencies = _groups(_Latency, runs, "latency_stats", "device_latency")
+    times = [time for latency in latencies if (time := latency.get("p50")) is not None]
+    devices = _devices(monitor)
     return Reading(
         cores=len(used),
         utilization=sum(used) / len(used) if used else None,
@@ -113,17 +106,29 @@ def read_monitor(line: bytes) -> Reading:
         uncorrected=_sum(devices, "mem_ecc_uncorrected", "sram_ecc_uncorrected"),
         errors=sum(sum(one.values()) for one in errors) + timed_out,
         timed_out=timed_out,
-        latency=max((seconds for seconds in times if seconds is not None), default=None),
+        latency=max(times, default=None),
     )
 
 
-def _group(kind: type[T], record: dict[str, Any], *names: str) -> T:
-    """Returns the group at a path in a report, which is empty if the group is missing or null."""
-    found: Any = record
+def _utilizations(reports: list[Record]) -> list[float]:
+    """Returns the percentage of each core in use."""
+    cores = _groups(dict[str, _Core], reports, "neuroncore_counters", "neuroncores_in_use")
+    return [core.get("neuroncore_utilization") or 0.0 for each in cores for core in each.values()]
+
+
+def _devices(monitor: _Monitor) -> list[Counts]:
+    """Returns the hardware counters of each device."""
+    [hardware] = _groups(_Hardware, [monitor], "system_data", "neuron_hw_counters")
+    return hardware.get("neuron_devices") or []
+
+
+def _groups(kind: type[T], records: Iterable[Mapping[str, Any]], *names: str) -> list[T]:
+    """Returns each record's group at a path, which is empty if the group is missing or null."""
     for name in names:
-        found = fit(dict[str, Any], found).get(name)
-        found = {} if found is None else found
-    return fit(kind, found)
+        records = [
+            {} if (found := fit(Record, record).get(name)) is None else found for record in records
+        ]
+    return [fit(kind, record) for record in records]
 
 
 def _sum(records: Iterable[dict[str, int]], *names: str) -> int:

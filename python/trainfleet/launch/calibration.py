@@ -108,8 +108,7 @@ def _lesson(config: Config, results: Record, metrics: list[Record]) -> Lesson | 
         speed = median(step["tokens_per_second"] for step in steps) if enough else None
     if not enough or predicted is None or not isinstance(speed, float):
         return None
-    tokens = config.train.global_batch_size * config.train.sequence_length
-    ratio = speed * predicted.total / tokens
+    ratio = speed * predicted.total / config.step_tokens
     return Lesson(config, ratio, _parts(steps, predicted)) if NEAR < ratio < FAR else None
 
 

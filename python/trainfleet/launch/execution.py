@@ -29,7 +29,7 @@ from ..run import run_folder
 from ..trust.errors import BackendError, JobFailed
 from ..watch.budget import Budget
 from ..watch.monitor import ENDS, STILL, STUCK, Sequel, Watch
-from ..watch.retry_loop import ASK_AGAIN, PATIENCE, first_that_fits, persevere
+from ..watch.retry_loop import ASK_AGAIN, PATIENCE, Attempts, first_that_fits
 from ..watch.signals import Interrupts
 from .launching import leads
 
@@ -296,9 +296,8 @@ class Launch:
         watch = replace(self._watch(live), **told)
         with live:
             jobs = [job_of(config) for config in choices.values()]
-            ended = persevere(
-                watch, request, jobs, lambda job: refit(self.run, choices[job.nodes]), running
-            )
+            again = Attempts(watch, request, jobs, lambda job: refit(self.run, choices[job.nodes]))
+            ended = again.persevere(running)
         if self.interrupts.count > 1 or (ended.asked and not request.job.beats):
             return False
         if ended.verdict:

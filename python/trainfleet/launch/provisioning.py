@@ -101,11 +101,9 @@ def prospect(config: Config, needs: Estimate) -> Prospect:
     package indexes have the pinned versions.
     """
     platform.report_pins(pinned(config))
-    train, seconds = config.train, needs.seconds
+    seconds = needs.seconds
     hours = None if needs.elapsed is None else needs.elapsed / 3600
-    speed = (
-        train.steps * train.global_batch_size * train.sequence_length / seconds if seconds else None
-    )
+    speed = config.train.steps * config.step_tokens / seconds if seconds else None
     found = backend_of(config).machines().prospect(hours, speed)
     if not is_guest(config):
         return found

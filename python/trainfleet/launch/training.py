@@ -190,9 +190,7 @@ def describe(plan: Plan, run: Run, started: float, **state: object) -> None:
     fleet, training = plan.config.fleet, plan.config.train
     versions = (run.read_results().get("versions") or {}) | {"trainfleet": install_paths.version()}
     run.update_results(
-        predicted=plan.estimate.predicted(
-            training.steps * training.global_batch_size * training.sequence_length
-        ),
+        predicted=plan.estimate.predicted(training.steps * plan.config.step_tokens),
         name=run.name,
         started=started,
         versions=versions,

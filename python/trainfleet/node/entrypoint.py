@@ -46,6 +46,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ..health import fence
@@ -85,6 +86,8 @@ REASON = 1024  # maximum characters of a failure reason, which is the limit of D
 @telling
 def main(arguments: list[str]) -> int:
     options = parse(arguments)
+    # A container's first process has no default handler for SIGTERM.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     return supervisor.run_part(lambda: run_node(options))
 
 
@@ -139,8 +142,6 @@ def run_node(options: Options) -> int:
     code.
     """
     secrets.take()
-    # A container's first process has no default handler for SIGTERM.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     placement = options.engine.read()
     make_folder(options.home)
     os.chdir(options.home)
@@ -149,6 +150,7 @@ def run_node(options: Options) -> int:
         sys.stdout.fileno() if options.terms.echoes else None,
     )
     command = command_of(options, placement)
+    decides = options.terms.decides and BUCKET in os.environ
     with (
         reporting_failure(options, placement, log) as outcome,
         supervisor.on_own_disk(scratch(log.path)),
@@ -159,18 +161,11 @@ def run_node(options: Options) -> int:
         copy_dataset(options, log)
         await_nodes(options, placement, log)
         began = time.time()
-        outcome.code = supervisor.run(
-            log, command, float(os.environ.get(GRACE, options.terms.grace))
-        )
-        if (
-            options.terms.decides
-            and options.ranks
-            and placement.node == 0
-            and BUCKET in os.environ
-            and 0 < outcome.code < 128
-        ):
+        grace = float(os.environ.get(GRACE, options.terms.grace))
+        outcome.code = supervisor.run(log, command, grace)
+        if decides:
             outcome.code = exit_code_of(options, placement, log, outcome.code, began)
-    if options.terms.decides and placement.nodes > 1 and BUCKET in os.environ:
+    if decides:
         outcome.code = leave_together(options, placement, log, outcome.code)
     return outcome.code
 
@@ -179,14 +174,16 @@ def leave_together(options: Options, placement: Placement, log: Log, code: int) 
     """Waits until this node may exit, and returns its exit code. Only node 0 waits for the other
     nodes, unless it failed.
     """
+    if placement.nodes == 1:
+        return code
     exit_codes = ExitCodes(*in_s3(options, placement))
     if placement.node:
         # When node 0 exits, the scheduler sends SIGTERM to this node, which has already finished.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        exit_codes.publish(placement.node, code, lambda words: log.note("node", words))
+        exit_codes.publish(placement.node, code, partial(log.note, "node"))
         return code
     return code or code_of(
-        code, exit_codes.collect(placement.nodes, lambda words: log.note("node", words)), AGAIN
+        code, exit_codes.collect(placement.nodes, partial(log.note, "node")), AGAIN
     )
 
 
@@ -200,11 +197,13 @@ def in_s3(options: Options, placement: Placement) -> tuple[str, str]:
 
 def exit_code_of(options: Options, placement: Placement, log: Log, code: int, began: float) -> int:
     """Returns the exit code to give a scheduler that decides on retries by exit code: AGAIN if the
-    verdict says that a retry may succeed, otherwise `code`.
+    verdict says that a retry may succeed, otherwise `code`. Only node 0 judges.
 
     A separate program derives the verdict from the logs and events of all nodes
     (watch/node_verdict.py).
     """
+    if not options.ranks or placement.node or not 0 < code < 128:
+        return code
     words = [
         sys.executable,
         "-m",
@@ -302,9 +301,8 @@ def await_nodes(options: Options, placement: Placement, log: Log) -> None:
         if options.ranks and options.wait:
             from .barrier import wait_for_all  # imports asyncio
 
-            wait_for_all(
-                placement, str(options.folder), options.wait, lambda words: log.note("node", words)
-            )
+            say = partial(log.note, "node")
+            wait_for_all(placement, str(options.folder), options.wait, say)
     except BackendError as error:
         log.note("node", " ".join(str(error).split()))
         if options.ranks:

@@ -32,7 +32,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from ..health import fence
 from ..health.kernel_log import Kernel
@@ -161,10 +161,19 @@ def detach(file: Path, task: dict[str, Any]) -> int:
     write(script, task["script"])
     ready, started = os.pipe()
     starter = os.getpid()
-    if os.fork():
-        os.close(started)
-        # The pipe is empty if the child died before it was ready.
-        return 0 if os.read(ready, 1) else 1
+    if not os.fork():
+        _become(file, script, task, exit_file, starter, started)
+    os.close(started)
+    # The pipe is empty if the child died before it was ready.
+    return 0 if os.read(ready, 1) else 1
+
+
+def _become(
+    file: Path, script: Path, task: dict[str, Any], exit_file: Path, starter: int, started: int
+) -> NoReturn:
+    """Turns this fork of the process `starter` into the task, and writes to the pipe `started` when
+    `file` identifies it.
+    """
     os.setsid()
     untrusted_input.seal(file.parent.parent)
     said_by_script = untrusted_input.opener(
@@ -224,24 +233,12 @@ def run(file: Log, command: list[str], grace: float = TERM_GRACE) -> int:
     """Runs the command until all its processes have ended. Returns its exit code, or 128 + n if
     signal n killed it. `grace` is the time from SIGTERM to SIGKILL in seconds.
     """
-    kernel, folder = Kernel(), file.path.parent.parent
-    environment = os.environ | {
-        "PYTHONUNBUFFERED": "1",
-        "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": RANK_PREFIX,
-    }
-    environment[SUPERVISOR] = str(os.getpid())
-    child = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=environment,
-        start_new_session=True,
-        preexec_fn=die_with_parent,
-    )
+    kernel = Kernel()
+    folder = file.path.parent.parent
+    child = start(command)
     pass_on(child, Run(folder) if TORCHRUN in command else None, grace, file.path)
     guard = RankGuard(folder, child.pid)
-    assert child.stdout is not None
+    assert child.stdout
     for line in child.stdout:
         file.write(stamp(line))
     code = child.wait()
@@ -258,6 +255,24 @@ def run(file: Log, command: list[str], grace: float = TERM_GRACE) -> int:
     if not file.close() and code:
         return SEVERED if file.severed else UNLOGGED
     return code if code >= 0 else 128 - code
+
+
+def start(command: list[str]) -> subprocess.Popen[bytes]:
+    """Starts the command as a session that does not outlive this process."""
+    environment = os.environ | {
+        "PYTHONUNBUFFERED": "1",
+        "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": RANK_PREFIX,
+        SUPERVISOR: str(os.getpid()),
+    }
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        start_new_session=True,
+        preexec_fn=die_with_parent,
+    )
 
 
 class RankGuard(threading.Thread):

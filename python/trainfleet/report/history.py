@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import shlex
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
-from pathlib import Path
 from statistics import median
 
 from ..health import fence
@@ -20,13 +18,11 @@ from ..health.lease import read_holder, read_launching
 from ..run.records import check_metric
 from ..run.run_folder import Feed, Lines, Record, Run, is_locked, size_of
 from ..trust import untrusted_input
-from ..trust.errors import ConfigError, InputError
+from ..trust.errors import InputError
 from ..watch.time_accounting import ledger
 
 # Events that may cause a break in a curve, in order of occurrence
 BREAKS = ("fault", "stopped", "restarted", "resumed")
-# Stages in `seconds` in results.json, in report order
-STAGES = ("tokenize", "startup", "train", "validate", "checkpoint")
 TELLING = ("message", "who", "cause", "words")  # event fields that are shown without their name
 UNKNOWN = "—"
 SILENT = 60.0  # seconds after which a launch that is not renewed counts as dead
@@ -36,7 +32,6 @@ WORDS = {  # heartbeat phases before the first step
     "compile": "compiling",
 }
 LISTED = 8  # maximum sources in a list
-OPENING, LONGEST_OPENING = 3, 40  # maximum words and characters of a suggested prompt
 
 
 @dataclass(frozen=True)
@@ -252,29 +247,9 @@ class History:
         )
 
     @cached_property
-    def ledger(self) -> dict[str, float]:
-        """Returns the run's time so far in seconds, broken down by use, or {} for older runs that
-        did not record it.
-        """
-        return ledger(self.events, self.metrics, time.time() if self.status == "running" else None)
-
-    @property
     def stages(self) -> dict[str, float]:
-        """Returns the run's time in seconds, broken down by use or, for older runs, by stage. The
-        parts do not overlap.
-        """
-        if self.ledger:
-            return self.ledger
-        seconds = self.numbers("seconds")
-        # If `started` is recorded, startup is measured from the start of the command and includes
-        # tokenization.
-        if self.results.get("started"):
-            seconds["startup"] = max(
-                0.0, seconds.get("startup", 0.0) - seconds.get("tokenize", 0.0)
-            )
-        stages = {name: seconds[name] for name in STAGES if seconds.get(name, 0) > 0}
-        rest = seconds.get("total", 0.0) - sum(stages.values())
-        return stages | ({"the rest": rest} if rest > 0.05 else {})
+        """Returns the run's time so far in seconds, broken down by use."""
+        return ledger(self.events, self.metrics, time.time() if self.status == "running" else None)
 
     @property
     def verdict(self) -> tuple[str, str] | None:
@@ -301,48 +276,6 @@ class History:
             f"{who}: {verdict.get('words') or verdict.get('cause') or fault.get('message')}",
             "\n".join([*reasons, *(fault.get("traceback") or ())]),
         )
-
-    @property
-    def next_commands(self) -> list[tuple[str, str]]:
-        """Returns the suggested next commands, each with its effect."""
-        if self.run.rehearsal.exists():
-            return [
-                ("make rehearse", "injects faults into a run again"),
-                ("make train", "trains your model"),
-            ]
-        which, more = _which_config(self.run), 2 * max(self.steps_total, 1)
-        logs, train = f"make logs{which}", f"make train{which or _as_given(self.run)}"
-        if self.status == "running":
-            return [
-                (f"{logs} FOLLOW=1", "shows new lines"),
-                (f"make stop{which}", "stops at the next step and saves a checkpoint"),
-            ]
-        if self.status == "finished":
-            words = f"sample{which} PROMPT={shlex.quote(opening(self.results))}"
-            write = (f"make {words}", "continues a text with the model")
-            if _answers(self.run):
-                write = (f"make chat{which}", "talks to the model")
-            why = f"continues to step {more:,}; the learning rate may rise again"
-            return [(f"{train} SET='train.steps={more}'", why), write]
-        saved = self.steps_of("checkpointed")
-        again = f"resumes from step {saved[-1]:,}" if saved else "starts the run"
-        quiet = self.status in ("not started", "stopped")  # these states are not failures
-        return ([] if quiet else [(logs, "shows the ranks' logs")]) + [(train, again)]
-
-
-def opening(results: Record) -> str:
-    """Returns a prompt for the model to continue: a few words from the run's sample of the
-    validation text.
-    """
-    text = str((results.get("sample") or {}).get("prompt", ""))
-    lines = [
-        [word for word in line.split() if word.isprintable()][:OPENING]
-        for rest in text.split(None, 1)[1:]  # the first word may be cut off
-        for line in rest.splitlines()
-    ]
-    longest = max([[], *lines], key=len)
-    chosen = " ".join(longest)
-    return f"{chosen} " if chosen and len(chosen) < LONGEST_OPENING else "The "
 
 
 def read(run: Run, tail: int | None = None) -> History:
@@ -371,40 +304,6 @@ def _newest(run: Run, tail: int) -> list[Record]:
         what = f"has no valid line of a run in its last {tail // untrusted_input.KIBIBYTE} KiB"
         raise InputError(what, where=str(run.metrics))
     return found
-
-
-def _which_config(run: Run) -> str:
-    """Returns the ` CONFIG=…` argument that suggested commands need, or "" if config.yaml in the
-    current folder names this run or if the run has no config yet.
-    """
-    lines: list[str] = []
-    with suppress(FileNotFoundError, InputError):  # no readable config.yaml
-        lines = untrusted_input.read_text(
-            Path("config.yaml"), untrusted_input.MEBIBYTE
-        ).splitlines()
-    own = any(line.partition("#")[0].split() == ["name:", run.name] for line in lines)
-    return "" if own or not run.document.exists() else f" CONFIG={run.document}"
-
-
-def _as_given(run: Run) -> str:
-    """Returns the ` CONFIG=…` argument that resuming training needs, or "" if config.yaml gives the
-    run's config without SET or NODES.
-    """
-    from ..config import Settings, load, load_resolved  # imported here, because it loads YAML
-
-    with suppress(ConfigError):
-        if load(Settings(Path("config.yaml")))[0] == load_resolved(run.config):
-            return ""
-    return f" CONFIG={run.given}" if run.given.exists() else ""
-
-
-def _answers(run: Run) -> bool:
-    """Returns whether the run's model was trained on conversations."""
-    from ..config import load_resolved  # imported here, because it loads YAML
-
-    with suppress(ConfigError):
-        return load_resolved(run.config).data.conversations
-    return False
 
 
 def describe(event: Record) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING
@@ -27,6 +27,7 @@ from .history import (
     read,
     size,
 )
+from .summary import next_commands
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,11 +49,6 @@ COLOURS = {
     "queue": "#999999",
     "start": "#8c6d46",
     "down": "#d55e00",
-    # stages of older runs
-    "train": "#0072b2",
-    "tokenize": "#e69f00",
-    "startup": "#8c6d46",
-    "the rest": "#c8ccd1",
 }
 CAPTIONS = {
     "loss": "Cross-entropy of each logged step. With more than 50 steps, the bold line is a "
@@ -65,19 +61,14 @@ CAPTIONS = {
 def write(run: Run) -> Path:
     """Writes a run's report.html from the current state of its folder."""
     history, rehearsed = read(run), rehearsal_table.read(run)
-    formula = history.results.get("mfu_formula")
-    formula = f"{escape(formula)}<br>" if formula else ""
     parts = [
         _header(history, rehearsed),
         *_verdicts(history),
         _rehearsal(rehearsed) if rehearsed else "",
-        *(
-            [_tiles(history), _pair(*_figures(plots.figures(history), CAPTIONS))]
-            if history.metrics
-            else []
-        ),
+        _tiles(history) if history.metrics else "",
+        _figures(history, plots.figures, CAPTIONS),
         _stages(history),
-        *([_pair(*_figures(panels.panels(history), panels.CAPTIONS))] if history.metrics else []),
+        _figures(history, panels.panels, panels.CAPTIONS),
         _pair(_sample(history), _next(history)),
         _rows("Sources", panels.sources(history)),
         _pair(
@@ -89,18 +80,13 @@ def write(run: Run) -> Path:
             _rows("Config keys that differ from the defaults", panels.given(history.run)),
         ),
         _settings(history),
-        f"<footer>{formula}trainfleet · written {moment(time.time())} UTC</footer>",
+        _footer(history),
     ]
     page = Template(PAGE.read_text(encoding="utf-8"))
-    fresh = (
-        f'<meta http-equiv="refresh" content="{REFRESH}">'
-        if history.status == "running" or history.phase
-        else ""
-    )
-    write_atomic(
-        run.report,
-        page.substitute(title=escape(run.name), refresh=fresh, body="\n".join(filter(None, parts))),
-    )
+    active = history.status == "running" or history.phase
+    fresh = f'<meta http-equiv="refresh" content="{REFRESH}">' if active else ""
+    body = "\n".join(filter(None, parts))
+    write_atomic(run.report, page.substitute(title=escape(run.name), refresh=fresh, body=body))
     return run.report
 
 
@@ -297,11 +283,21 @@ def _cost(history: History) -> tuple[str, str]:
     )
 
 
-def _figures(drawn: Mapping[str, Figure], captions: Mapping[str, str]) -> list[str]:
-    return [
-        f"<figure>{plots.svg(figure, name)}<figcaption>{captions[name]}</figcaption></figure>"
-        for name, figure in drawn.items()
-    ]
+def _figures(
+    history: History, draw: Callable[[History], dict[str, Figure]], captions: Mapping[str, str]
+) -> str:
+    return _pair(
+        *(
+            f"<figure>{plots.svg(figure, name)}<figcaption>{captions[name]}</figcaption></figure>"
+            for name, figure in (draw(history) if history.metrics else {}).items()
+        )
+    )
+
+
+def _footer(history: History) -> str:
+    formula = history.results.get("mfu_formula")
+    above = f"{escape(formula)}<br>" if formula else ""
+    return f"<footer>{above}trainfleet · written {moment(time.time())} UTC</footer>"
 
 
 def _stages(history: History) -> str:
@@ -334,7 +330,7 @@ def _sample(history: History) -> str:
 def _next(history: History) -> str:
     rows = (
         f"<p><code>{escape(command)}</code><br>{escape(why)}</p>"
-        for command, why in history.next_commands
+        for command, why in next_commands(history)
     )
     return _section("Next", "".join(rows), "next")
 

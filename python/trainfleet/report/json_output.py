@@ -13,6 +13,7 @@ from ..process.install_paths import ROOT
 from ..run.run_folder import Run
 from ..trust.errors import TrainfleetError
 from .history import History, read
+from .summary import next_commands
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -333,7 +334,7 @@ def emit(output: Output) -> None:
 def plan_of(config: Config, derived: Sequence[Derived], needs: Estimate) -> PlanOutput:
     """Returns the estimate of a config."""
     train, elapsed = config.train, needs.elapsed
-    tokens = train.steps * train.global_batch_size * train.sequence_length
+    tokens = train.steps * config.step_tokens
     return PlanOutput(
         config.name,
         config.fleet.backend,
@@ -379,7 +380,7 @@ def _state(history: History, heard: str) -> RunState:
         restarts=results.get("restarts", 0),
         last_checkpoint=results.get("last_checkpoint"),
         verdict=history.verdict[0] if history.verdict else None,
-        next=tuple(command for command, _ in history.next_commands),
+        next=tuple(command for command, _ in next_commands(history)),
         **_measured(history, heard),
     )
 

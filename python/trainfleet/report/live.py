@@ -325,30 +325,30 @@ class TokenizeLive(Shown):
             self.looked = now
             self._look()
         progress = self.progress
-        if progress is None or not progress.bytes_done:
-            self.first, self.began = 0, now
-            prepares = progress is not None and progress.bytes_total
-            self.line.wait(
-                "preparing the tokenizer" if prepares else "listing sources", now - self.started
-            )
-            return
+        if progress and progress.bytes_done:
+            return self._show(progress, now)
+        self.first, self.began = 0, now
+        stage = (
+            "preparing the tokenizer" if progress and progress.bytes_total else "listing sources"
+        )
+        self.line.wait(stage, now - self.started)
+
+    def _show(self, progress: TokenizingProgress, now: float) -> None:
+        done, total = progress.bytes_done, progress.bytes_total
         if self.first is None:
-            self.first, self.began = progress.bytes_done, now
-        pace = (progress.bytes_done - self.first) / max(now - self.began, 1e-3)
-        left = (progress.bytes_total - progress.bytes_done) / pace if pace else None
+            self.first, self.began = done, now
+        pace = (done - self.first) / max(now - self.began, 1e-3)
+        left = (total - done) / pace if pace else None
         parts = [
-            ("", f"{progress.bytes_done / 1e6:.1f}/{progress.bytes_total / 1e6:.1f} MB"),
+            ("", f"{done / 1e6:.1f}/{total / 1e6:.1f} MB"),
             ("", f"{pace / 1e6:.1f} MB/s"),
             ("ETA ", f"{clock(left):>5}"),
             ("", f"{quantity(progress.tokens)} tokens"),
             ("", f"{progress.documents:,} documents"),
         ]
-        self.line.bar(progress.bytes_done, progress.bytes_total, parts)
-        if (
-            not self.line.fancy
-            and not self.ended
-            and (progress.finished or now - self.said >= self.every)
-        ):
+        self.line.bar(done, total, parts)
+        is_due = progress.finished or now - self.said >= self.every
+        if is_due and not (self.line.fancy or self.ended):
             self.said, self.ended = now, progress.finished
             self.line.say("  ".join(name + figure for name, figure in parts))
 

@@ -220,6 +220,13 @@ def sheet(
     return figure, axes
 
 
+def by_nodes(axes: Axes) -> None:
+    """Gives axes a logarithmic scale of node counts."""
+    axes.set_xlabel("nodes")
+    axes.set_xscale("log", base=2)
+    axes.minorticks_off()
+
+
 def frame(title: str, history: History, height: float = 3.8) -> tuple[Figure, Axes]:
     """Returns a figure with steps on the x axis. `height` is in inches."""
     from matplotlib.ticker import MaxNLocator

@@ -208,7 +208,7 @@ def columns() -> int:
 
 
 def _estimates(config: Config, needs: Estimate) -> Iterator[tuple[str, str]]:
-    train, fleet = config.train, config.fleet
+    train = config.train
     yield "parameters", f"{needs.parameters / 1e6:,.2f} M"
     yield from zip(("node", ""), _node(config), strict=False)
     yield "layout", degrees(config)
@@ -216,6 +216,22 @@ def _estimates(config: Config, needs: Estimate) -> Iterator[tuple[str, str]]:
         f"{config.data_parallel} x {passes_of(config)} micro-batches of {train.micro_batch_size}"
     )
     yield "batch", f"{train.global_batch_size} sequences = {passes}"
+    yield "memory", _memory(config, needs)
+    if needs.usable and needs.memory.total > needs.usable:
+        yield (
+            "",
+            "warning: this is unlikely to fit; set train.parallelism: auto to find one that fits",
+        )
+    tokens = f"{config.step_tokens:,} tokens per step"
+    yield "work", f"{needs.step_flops:.2e} FLOPs per step, {tokens}"
+    if needs.peak and needs.seconds is not None:
+        yield from _speed(config, needs, needs.peak, needs.seconds)
+    else:
+        yield "time", "unknown on this hardware"
+    yield "cost", _cost(config, needs)
+
+
+def _memory(config: Config, needs: Estimate) -> str:
     of = f" of {needs.usable / 2**30:,.1f} usable" if needs.usable else ""
     named = {"loss": "loss or gradient sums"}
     held = ", ".join(
@@ -223,60 +239,44 @@ def _estimates(config: Config, needs: Estimate) -> Iterator[tuple[str, str]]:
         for name, size in asdict(needs.memory).items()
         if size
     )
-    yield "memory", f"{needs.memory.total / 2**30:,.2f} GiB{of} per rank{_likely(config)}: {held}"
-    if needs.usable and needs.memory.total > needs.usable:
-        yield (
-            "",
-            "warning: this is unlikely to fit; set train.parallelism: auto to find one that fits",
-        )
-    yield (
-        "work",
-        f"{needs.step_flops:.2e} FLOPs per step, "
-        f"{train.global_batch_size * train.sequence_length:,} tokens per step",
-    )
-    if needs.peak and needs.seconds is not None:
-        speed = train.global_batch_size * train.sequence_length * train.steps / needs.seconds
-        mfu = needs.step_flops * train.steps / (needs.peak * needs.seconds)
-        basis = _basis(config, needs)
-        yield (
-            "speed",
-            f"about {rough(speed)} tokens/s, {rough(speed / config.world_size)} per rank, an MFU "
-            f"of {mfu:.0%}, {basis}",
-        )
-        yield from (("", f"warning: {why}") for why in warnings(config))
-        if figure := beside(config):
-            yield "", f"{rough(speed / fleet.nodes)} per node; {figure}"
-        if needs.step:
-            yield "step", f"{needs.step.total:.3g} s: {', '.join(shares(needs.step))}"
-        peak = needs.peak / config.world_size / 1e12
-        yield (
-            "MFU",
-            f"= tokens/s x FLOPs per token / ({config.world_size} x {peak:,.4g} TFLOP/s per "
-            f"rank, {needs.format})",
-        )
-        yield "", flops_in_words(config.model)
-        elapsed = needs.elapsed or 0.0
-        likely = span(*needs.between(elapsed))
-        yield "time", f"about {duration(elapsed)}; {likely} for four of five such runs"
-        if needs.goodput:
-            yield "", _useful(needs.goodput, elapsed)
-        if fleet.is_told:
-            yield "", _before(needs)
-    else:
-        yield "time", "unknown on this hardware"
+    return f"{needs.memory.total / 2**30:,.2f} GiB{of} per rank{_likely(config)}: {held}"
+
+
+def _speed(
+    config: Config, needs: Estimate, peak: float, seconds: float
+) -> Iterator[tuple[str, str]]:
+    """Yields the throughput, the MFU and the time, each with what it is based on."""
+    ranks, steps = config.world_size, config.train.steps
+    speed = config.step_tokens * steps / seconds
+    mfu = needs.step_flops * steps / (peak * seconds)
+    rates = f"about {rough(speed)} tokens/s, {rough(speed / ranks)} per rank"
+    yield "speed", f"{rates}, an MFU of {mfu:.0%}, {_basis(config, needs)}"
+    yield from (("", f"warning: {why}") for why in warnings(config))
+    if figure := beside(config):
+        yield "", f"{rough(speed / config.fleet.nodes)} per node; {figure}"
+    if needs.step:
+        yield "step", f"{needs.step.total:.3g} s: {', '.join(shares(needs.step))}"
+    each = f"{ranks} x {peak / ranks / 1e12:,.4g} TFLOP/s per rank, {needs.format}"
+    yield "MFU", f"= tokens/s x FLOPs per token / ({each})"
+    yield "", flops_in_words(config.model)
+    elapsed = needs.elapsed or 0.0
+    likely = span(*needs.between(elapsed))
+    yield "time", f"about {duration(elapsed)}; {likely} for four of five such runs"
+    if needs.goodput:
+        yield "", _useful(needs.goodput, elapsed)
+    if config.fleet.is_told:
+        yield "", _before(needs)
+
+
+def _cost(config: Config, needs: Estimate) -> str:
     if needs.usd is None:
-        yield (
-            "cost",
-            "unknown: neither EC2's on-demand list nor its capacity block rates have a price"
-            if needs.bill is None
-            else f"${needs.bill.hour(fleet.nodes):,.2f} per hour",
-        )
-    else:
-        around = (
-            f", including ${rough(needs.around)} for setup and idle time" if needs.around else ""
-        )
-        about = f"about ${rough(needs.usd)}{around}{_at(config, needs)}"
-        yield "cost", about if needs.usd else _free(config)
+        if needs.bill is None:
+            return "unknown: neither EC2's on-demand list nor its capacity block rates have a price"
+        return f"${needs.bill.hour(config.fleet.nodes):,.2f} per hour"
+    if not needs.usd:
+        return _free(config)
+    around = f", including ${rough(needs.around)} for setup and idle time" if needs.around else ""
+    return f"about ${rough(needs.usd)}{around}{_at(config, needs)}"
 
 
 def _useful(found: Goodput, elapsed: float) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import exp
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..config import Config
 from ..config.layout_search import Choice
@@ -15,8 +16,11 @@ from ..plan.estimate import Bill
 from ..plan.plan import degrees
 from ..plan.sizing import DAY, SURE, Bid, Size, Wish, best, cost, remark, shown
 from .history import duration, percent, quantity, table
-from .plots import BLUE, INK, STYLE, note, save
+from .plots import BLUE, INK, STYLE, by_nodes, note, save
 from .proposal import PARTS, hung, rough, span
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 ALTERNATIVES = 5  # maximum layouts to show
 EACH = "per billion tokens"
@@ -27,6 +31,13 @@ MOST = 12  # rows of the table of machines
 LATE = 0.05  # chance to meet DAYS below which a fleet is not in that table
 COLUMNS = ("", "machine", "nodes", "terms", "four of five", "in time", "cost", EACH, "layout")
 TEXTS = ("machine", "terms", "layout")
+# title, value and format of each plot
+Curve = tuple[str, Callable[[Size], float], Callable[[float], str]]
+CURVES: tuple[Curve, ...] = (
+    ("Time", lambda size: size.days, lambda days: duration(days * DAY)),
+    ("Cost", lambda size: size.usd or 0.0, lambda usd: f"${quantity(usd)}"),
+    ("Goodput", lambda size: size.goodput, percent),
+)
 
 
 def describe_layouts(config: Config, choices: Sequence[Choice], bill: Bill | None) -> Iterator[str]:
@@ -77,7 +88,7 @@ def describe_sizes(
             f"{_told(sure) if sure else 'no fleet of these sizes'}"
         )
     if wish.tokens is not None:
-        batch = config.train.global_batch_size * config.train.sequence_length
+        batch = config.step_tokens
         yield (
             f"        SET='train.steps={max(1, round(chosen.tokens / batch))}' trains on that "
             "many tokens"
@@ -107,32 +118,29 @@ def draw(path: Path, found: Sequence[Size], chosen: Size) -> None:
     import matplotlib
     from matplotlib.figure import Figure
 
-    curves: list[tuple[str, Callable[[Size], float], Callable[[float], str]]] = [
-        ("Time", lambda size: size.days, lambda days: duration(days * DAY)),
-        ("Goodput", lambda size: size.goodput, percent),
-    ]
-    if chosen.usd is not None:
-        curves.insert(1, ("Cost", lambda size: size.usd or 0.0, lambda usd: f"${quantity(usd)}"))
+    curves = [curve for curve in CURVES if curve[0] != "Cost" or chosen.usd is not None]
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(3.4 * len(curves), 3.2), layout="constrained")
-        for axes, (title, value, words) in zip(
-            figure.subplots(1, len(curves)), curves, strict=True
-        ):
-            values = [value(size) for size in found]
-            axes.set_title(title, pad=8)
-            axes.set_xlabel("nodes")
-            axes.set_xscale("log", base=2)
-            if words is not percent:
-                axes.set_yscale("log", base=2)
-            axes.set_xticks([found[0].nodes, chosen.nodes, found[-1].nodes])
-            axes.xaxis.set_major_formatter(lambda nodes, _: f"{nodes:,.0f}")
-            axes.set_yticks([min(values), max(values)], [words(min(values)), words(max(values))])
-            axes.minorticks_off()
-            axes.plot([size.nodes for size in found], values, color=BLUE, lw=2)
-            axes.plot([chosen.nodes], [value(chosen)], color=BLUE, marker="o", ms=6)
-            note(axes, words(value(chosen)), (chosen.nodes, value(chosen)), (6, 8), color=INK)
-            axes.margins(y=0.15)
+        for axes, curve in zip(figure.subplots(1, len(curves)), curves, strict=True):
+            _draw(axes, curve, found, chosen)
         save(figure, path)
+
+
+def _draw(axes: Axes, curve: Curve, found: Sequence[Size], chosen: Size) -> None:
+    title, value, words = curve
+    values, best = [value(size) for size in found], value(chosen)
+    ends = [min(values), max(values)]
+    axes.set_title(title, pad=8)
+    if words is not percent:
+        axes.set_yscale("log", base=2)
+    by_nodes(axes)
+    axes.set_xticks([found[0].nodes, chosen.nodes, found[-1].nodes])
+    axes.xaxis.set_major_formatter(lambda nodes, _: f"{nodes:,.0f}")
+    axes.set_yticks(ends, map(words, ends))
+    axes.plot([size.nodes for size in found], values, color=BLUE, lw=2)
+    axes.plot([chosen.nodes], [best], color=BLUE, marker="o", ms=6)
+    note(axes, words(best), (chosen.nodes, best), (6, 8), color=INK)
+    axes.margins(y=0.15)
 
 
 def _layout(config: Config, choice: Choice, bill: Bill | None) -> tuple[str, ...]:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,8 +15,9 @@ from statistics import median
 from typing import Any, TextIO
 
 from ..health.lease import newest_holder, newest_standby
-from ..run.run_folder import RUNS, Run
-from ..trust.errors import TrainfleetError
+from ..run.run_folder import RUNS, Record, Run
+from ..trust import untrusted_input
+from ..trust.errors import ConfigError, InputError, TrainfleetError
 from .history import (
     History,
     by_name,
@@ -33,6 +35,7 @@ from .history import (
 
 Row = tuple[str, str]
 NOTES = 2  # maximum notes about sources to show
+OPENING, LONGEST_OPENING = 3, 40  # maximum words and characters of a suggested prompt
 SKIPPED = (
     "loss or gradient norm was far too high (train.spike_sigmas) or not finite; a few are normal"
 )
@@ -212,7 +215,7 @@ def _led(history: History) -> list[Row]:
 
 
 def _next(history: History) -> list[Row]:
-    commands = history.next_commands
+    commands = next_commands(history)
     width = max(len(command) for command, _ in commands)
     return [
         ("" if index else "next", f"{command:<{width}}  {why}")
@@ -340,3 +343,79 @@ def draw(runs: Mapping[str, Run], path: Path) -> None:
         axes.margins(x=0.02)
         with suppress(OSError):
             save(figure, path)
+
+
+def next_commands(history: History) -> list[tuple[str, str]]:
+    """Returns the suggested next commands, each with its effect."""
+    if history.run.rehearsal.exists():
+        return [
+            ("make rehearse", "injects faults into a run again"),
+            ("make train", "trains your model"),
+        ]
+    which, more = _which_config(history.run), 2 * max(history.steps_total, 1)
+    logs, train = f"make logs{which}", f"make train{which or _as_given(history.run)}"
+    if history.status == "running":
+        return [
+            (f"{logs} FOLLOW=1", "shows new lines"),
+            (f"make stop{which}", "stops at the next step and saves a checkpoint"),
+        ]
+    if history.status == "finished":
+        words = f"sample{which} PROMPT={shlex.quote(opening(history.results))}"
+        write = (f"make {words}", "continues a text with the model")
+        if _answers(history.run):
+            write = (f"make chat{which}", "talks to the model")
+        why = f"continues to step {more:,}; the learning rate may rise again"
+        return [(f"{train} SET='train.steps={more}'", why), write]
+    saved = history.steps_of("checkpointed")
+    again = f"resumes from step {saved[-1]:,}" if saved else "starts the run"
+    quiet = history.status in ("not started", "stopped")  # these states are not failures
+    return ([] if quiet else [(logs, "shows the ranks' logs")]) + [(train, again)]
+
+
+def opening(results: Record) -> str:
+    """Returns a prompt for the model to continue: a few words from the run's sample of the
+    validation text.
+    """
+    text = str((results.get("sample") or {}).get("prompt", ""))
+    lines = [
+        [word for word in line.split() if word.isprintable()][:OPENING]
+        for rest in text.split(None, 1)[1:]  # the first word may be cut off
+        for line in rest.splitlines()
+    ]
+    longest = max([[], *lines], key=len)
+    chosen = " ".join(longest)
+    return f"{chosen} " if chosen and len(chosen) < LONGEST_OPENING else "The "
+
+
+def _which_config(run: Run) -> str:
+    """Returns the ` CONFIG=…` argument that suggested commands need, or "" if config.yaml in the
+    current folder names this run or if the run has no config yet.
+    """
+    lines: list[str] = []
+    with suppress(FileNotFoundError, InputError):  # no readable config.yaml
+        lines = untrusted_input.read_text(
+            Path("config.yaml"), untrusted_input.MEBIBYTE
+        ).splitlines()
+    own = any(line.partition("#")[0].split() == ["name:", run.name] for line in lines)
+    return "" if own or not run.document.exists() else f" CONFIG={run.document}"
+
+
+def _as_given(run: Run) -> str:
+    """Returns the ` CONFIG=…` argument that resuming training needs, or "" if config.yaml gives the
+    run's config without SET or NODES.
+    """
+    from ..config import Settings, load, load_resolved  # imported here, because it loads YAML
+
+    with suppress(ConfigError):
+        if load(Settings(Path("config.yaml")))[0] == load_resolved(run.config):
+            return ""
+    return f" CONFIG={run.given}" if run.given.exists() else ""
+
+
+def _answers(run: Run) -> bool:
+    """Returns whether the run's model was trained on conversations."""
+    from ..config import load_resolved  # imported here, because it loads YAML
+
+    with suppress(ConfigError):
+        return load_resolved(run.config).data.conversations
+    return False

@@ -18,7 +18,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ..backends.base import Backend, Handle, Status
 from ..health import faults, fence
@@ -28,7 +28,7 @@ from ..run import run_folder
 from ..trust.errors import BackendError, RunError
 from .causes import CAUSES, Then, Weight, first_sign
 from .monitor import AttemptOutcome, CutOff, MonitoredAttempt, Watch
-from .verdict import Start, Verdict, judge, start_now
+from .verdict import Start, Verdict, judge, placed, start_now
 
 ATTEMPTS = 4  # maximum number of consecutive attempts without a new checkpoint
 # Backoff in seconds before the second, third and later of these attempts.
@@ -46,69 +46,128 @@ class Ended:
     asked: bool
 
 
-def persevere(
-    watch: Watch,
-    request: Request,
-    jobs: Sequence[Job],
-    refit: Callable[[Job], None],
-    running: Handle | None = None,
-) -> Ended:
-    """Runs attempts until the job ends. The result has no verdict if every node succeeded or
-    stopped on request.
+@dataclass
+class Attempts:
+    """Attempts of one job, and what decides about the next.
 
-    `jobs` lists the options for further attempts: the same job on the same number of nodes, then on
-    fewer. `refit` writes the chosen job's config to the run folder. `running` is the request's job
-    if another launcher has already submitted it.
+    Attributes:
+        request: The current attempt's request.
+        jobs: The options for further attempts: the same job on the same number of nodes, then on
+            fewer.
+        refit: Writes the chosen job's config to the run folder.
+        broken: Hosts that no further attempt uses, with the reasons.
+        fruitless: Consecutive attempts without a new checkpoint.
     """
-    run, broken, fruitless, restarts = watch.run, dict[str, str](), 0, 0
-    while True:
-        saved, since, noticed = progress(run), start_now(request), len(notices(run))
+
+    watch: Watch
+    request: Request
+    jobs: Sequence[Job]
+    refit: Callable[[Job], None]
+    broken: dict[str, str] = field(default_factory=dict)
+    fruitless: int = 0
+    restarts: int = 0
+
+    def persevere(self, running: Handle | None = None) -> Ended:
+        """Runs attempts until the job ends. The result has no verdict if every node succeeded or
+        stopped on request.
+
+        `running` is the request's job if another launcher has already submitted it.
+        """
+        watch, run = self.watch, self.watch.run
+        while True:
+            saved, since, noticed = progress(run), start_now(self.request), len(notices(run))
+            outcome, running = self._follow(running), None
+            if self._is_over(outcome):
+                if self._continue_without_taken(outcome, noticed):
+                    continue
+                if not is_taken_back(watch, self.request, outcome):
+                    return Ended(None, outcome.asked)
+            verdict, itself = explain(watch, self.request, outcome, since)
+            self.fruitless = 1 if progress(run) > saved else self.fruitless + 1
+            if not worth_it(verdict, self.fruitless, run) or outcome.asked:
+                return Ended(conclude(run, verdict, "stopped all nodes"), outcome.asked)
+            self._await_next(verdict)
+            self._restart(verdict, {} if itself else lost_hosts(self.request, outcome.status))
+
+    def _follow(self, running: Handle | None) -> AttemptOutcome:
+        """Follows the job that is running, or starts the next attempt."""
         if not running:
-            watch.confirm()
+            self.watch.confirm()
+            run = self.watch.run
             attempt = {fence.VARIABLE: str(fence.begin(run.folder))}
-            request = request.with_environment(attempt | faults.environment(run.name))
-        outcome, running = MonitoredAttempt(watch, request).follow(running), None
-        if (
-            not outcome.failed
-            or watch.interrupts.count > 1
-            or (outcome.asked and not request.job.beats)
-        ):
-            if following := without_taken(watch, request, outcome, jobs, broken, noticed):
-                request, restarts = following, restarts + 1
-                begin_again(run, request, refit, restarts, "preempted", ", ".join(broken))
-                continue
-            if not is_taken_back(watch, request, outcome):
-                return Ended(None, outcome.asked)
-        verdict, itself = explain(watch, request, outcome, since)
-        fruitless = 1 if progress(run) > saved else fruitless + 1
-        if not worth_it(verdict, fruitless, run) or outcome.asked:
-            return Ended(conclude(run, verdict, "stopped all nodes"), outcome.asked)
-        await_next(watch, verdict, fruitless, broken)
-        lost = {} if itself else lost_hosts(request, outcome.status)
-        request, restarts = another(watch, following_of(request, jobs), broken, lost), restarts + 1
-        others = (
-            "".join(f" and {host}" for host in lost if host != verdict.host)
-            if verdict.host in lost
-            else ""
-        )
-        begin_again(run, request, refit, restarts, verdict.cause, verdict.who + others)
+            self.request = self.request.with_environment(attempt | faults.environment(run.name))
+        return MonitoredAttempt(self.watch, self.request).follow(running)
 
+    def _is_over(self, outcome: AttemptOutcome) -> bool:
+        """Returns whether the attempt did not fail, or its failure does not matter."""
+        ignored = outcome.asked and not self.request.job.beats
+        return not outcome.failed or self.watch.interrupts.count > 1 or ignored
 
-def await_next(watch: Watch, verdict: Verdict, fruitless: int, broken: dict[str, str]) -> None:
-    """Announces another attempt and waits before it. Adds the blamed host, if any, to `broken`."""
-    if verdict.then is Then.ELSEWHERE:
-        broken[verdict.host] = f"{verdict.kind.words}: {verdict.words}"
-        watch.run.note("quarantined", host=verdict.host, evidence=broken[verdict.host])
-    watch.say(
-        str(
-            conclude(
-                watch.run,
-                verdict,
-                f"stopped all nodes; attempt {fruitless + 1} of {ATTEMPTS} follows",
-            )
+    def _await_next(self, verdict: Verdict) -> None:
+        """Announces another attempt and waits before it. Excludes the blamed host, if any."""
+        watch = self.watch
+        if verdict.then is Then.ELSEWHERE:
+            evidence = self.broken[verdict.host] = f"{verdict.kind.words}: {verdict.words}"
+            watch.run.note("quarantined", host=verdict.host, evidence=evidence)
+        done = f"stopped all nodes; attempt {self.fruitless + 1} of {ATTEMPTS} follows"
+        watch.say(str(conclude(watch.run, verdict, done)))
+        pause(watch, BACK_OFF[min(self.fruitless, len(BACK_OFF)) - 1])
+
+    def _restart(self, verdict: Verdict, lost: Mapping[str, str]) -> None:
+        """Begins the next attempt, if possible without the `lost` hosts."""
+        following = another(self.watch, self._candidates(), self.broken, lost)
+        who = verdict.who
+        if verdict.host in lost:
+            who += "".join(f" and {host}" for host in lost if host != verdict.host)
+        self._begin(following, verdict.cause, who)
+
+    def _candidates(self) -> list[Job]:
+        """Returns candidate jobs for the next attempt, with the same launch and an incremented
+        attempt number.
+        """
+        job = self.request.job
+        return [replace(one, launch=job.launch, attempt=job.attempt + 1) for one in self.jobs]
+
+    def _begin(self, request: Request, cause: str, who: str) -> None:
+        """Records the next attempt and its reason in the run folder."""
+        run, job = self.watch.run, request.job
+        self.request, self.restarts = request, self.restarts + 1
+        if job.nodes != run.read_results().get("nodes"):
+            self.refit(job)
+        run.update_results(restarts=self.restarts)
+        run.note(
+            "restarted",
+            attempt=self.restarts,
+            cause=cause,
+            who=who,
+            nodes=job.nodes,
+            hosts=list(request.hosts),
         )
-    )
-    pause(watch, BACK_OFF[min(fruitless, len(BACK_OFF)) - 1])
+
+    def _continue_without_taken(self, outcome: AttemptOutcome, noticed: int) -> bool:
+        """Begins the next attempt without the machines that AWS is reclaiming. Returns False if the
+        attempt ended for another reason, or too few other machines are left.
+
+        `noticed` is the number of reclaim notices before this attempt. Does not wait for
+        replacements, because only `make setup` can create them.
+        """
+        watch = self.watch
+        on = placed(self.request, outcome.status)
+        hosts = [on.host(node) for node in notices(watch.run)[noticed:] if on.host(node)]
+        finished = watch.run.read_results().get("status") == "finished"
+        if finished or outcome.failed or outcome.asked or not hosts or watch.interrupts.count:
+            return False
+        self.broken |= dict.fromkeys(hosts, "AWS reclaims the machine")
+        taken = f"AWS reclaims {', '.join(hosts)}"
+        try:
+            following = first_that_fits(watch.backend, self._candidates(), [self.broken])
+        except BackendError as error:
+            watch.say(f"saved and stopped: {taken}, and no others are left\n{error}")
+            watch.say("next: run make setup to replace it, then make train to resume")
+            return False
+        watch.say(f"saved: {taken}; continuing with {following.job.nodes} nodes")
+        self._begin(following, "preempted", ", ".join(self.broken))
+        return True
 
 
 def explain(
@@ -145,79 +204,13 @@ def lost_hosts(request: Request, status: Status) -> dict[str, str]:
     """Returns the unreachable hosts with reasons. Includes hosts that a scheduler chose, if the
     scheduler can exclude them.
     """
-    placed = request.placed(status.hosts if status.leaves else ())
-    return {placed.host(node): why for node, why in status.lost.items() if placed.host(node)}
-
-
-def following_of(request: Request, jobs: Sequence[Job]) -> list[Job]:
-    """Returns candidate jobs for the next attempt, with the same launch and an incremented attempt
-    number.
-    """
-    return [
-        replace(job, launch=request.job.launch, attempt=request.job.attempt + 1) for job in jobs
-    ]
-
-
-def begin_again(
-    run: run_folder.Run,
-    request: Request,
-    refit: Callable[[Job], None],
-    restarts: int,
-    cause: str,
-    who: str,
-) -> None:
-    """Records the next attempt and its reason in the run folder."""
-    if request.job.nodes != run.read_results().get("nodes"):
-        refit(request.job)
-    run.update_results(restarts=restarts)
-    run.note(
-        "restarted",
-        attempt=restarts,
-        cause=cause,
-        who=who,
-        nodes=request.job.nodes,
-        hosts=list(request.hosts),
-    )
+    on = placed(request, status)
+    return {on.host(node): why for node, why in status.lost.items() if on.host(node)}
 
 
 def notices(run: run_folder.Run) -> list[int]:
     """Returns the nodes that received a reclaim notice, in the order of the notices."""
     return [int(event["node"]) for event in run.read_events() if event["event"] == "notice"]
-
-
-def without_taken(
-    watch: Watch,
-    request: Request,
-    outcome: AttemptOutcome,
-    jobs: Sequence[Job],
-    broken: dict[str, str],
-    noticed: int,
-) -> Request | None:
-    """Returns the next request without the machines that AWS is reclaiming, or None if the attempt
-    ended for another reason.
-
-    Adds these machines to `broken`. `noticed` is the number of reclaim notices before this attempt.
-    Does not wait for replacements, because only `make setup` can create them.
-    """
-    status = outcome.status
-    placed = request.placed(status.hosts if status.leaves else ())
-    hosts = [placed.host(node) for node in notices(watch.run)[noticed:] if placed.host(node)]
-    over = watch.run.read_results().get("status") == "finished" or outcome.failed or outcome.asked
-    if over or not hosts or watch.interrupts.count:
-        return None
-    broken |= dict.fromkeys(hosts, "AWS reclaims the machine")
-    try:
-        following = first_that_fits(watch.backend, following_of(request, jobs), [broken])
-    except BackendError as error:
-        watch.say(
-            f"saved and stopped: AWS reclaims {', '.join(hosts)}, and no others are left\n{error}"
-        )
-        watch.say("next: run make setup to replace it, then make train to resume")
-        return None
-    watch.say(
-        f"saved: AWS reclaims {', '.join(hosts)}; continuing with {following.job.nodes} nodes"
-    )
-    return following
 
 
 def is_taken_back(watch: Watch, request: Request, outcome: AttemptOutcome) -> bool:
@@ -243,16 +236,10 @@ def worth_it(verdict: Verdict, fruitless: int, run: run_folder.Run) -> bool:
     """Returns whether another attempt could succeed. Unexplained failures are retried only if ranks
     had started.
     """
-    return (
-        verdict.then is not Then.STOP
-        and fruitless < ATTEMPTS
-        and (verdict.cause != "unknown" or has_started(run))
-    )
-
-
-def has_started(run: run_folder.Run) -> bool:
-    """Returns whether ranks in the newest attempt have sent a heartbeat."""
-    return bool(read_beats(run.folder, fence.current(run.folder).number))
+    if verdict.then is Then.STOP or fruitless >= ATTEMPTS:
+        return False
+    started = fence.current(run.folder).number
+    return verdict.cause != "unknown" or bool(read_beats(run.folder, started))
 
 
 def conclude(run: run_folder.Run, verdict: Verdict, done: str) -> Verdict:

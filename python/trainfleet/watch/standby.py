@@ -82,28 +82,24 @@ class StandbyWatch:
         still one poll, so the launcher does not count as dead.
         """
         silent, last = 0.0, newest_holder(self.folder)
-        self.begun = self.begun or (last is not None and last.term > self.term)
-        while True:
-            if not self.beat():
-                print("another host is the standby now", flush=True)
+        self.begun |= last is not None and last.term > self.term
+        while self.beat():
+            if not self.begun:
+                if silent >= TO_BEGIN:
+                    words = f"no launcher started within {TO_BEGIN:.0f} s; this standby exits"
+                    print(words, flush=True)
+                    return None
+            elif last and last.code is not None:
                 return None
-            if (
-                self.begun
-                and last
-                and (last.code is not None or last.time == VACATED or silent >= PATIENCE)
-            ):
-                return last if last.code is None else None
-            if not self.begun and silent >= TO_BEGIN:
-                print(
-                    f"no launcher started within {TO_BEGIN:.0f} s; this standby exits",
-                    flush=True,
-                )
-                return None
+            elif last and (last.time == VACATED or silent >= PATIENCE):
+                return last
             time.sleep(LOOK_EVERY)
-            newest = self._look()
-            silent = 0.0 if newest and newest != last else silent + LOOK_EVERY
-            self.begun = self.begun or silent == 0.0
-            last = newest or last
+            newest, before = self._look() or last, last
+            silent = 0.0 if newest != before else silent + LOOK_EVERY
+            self.begun |= silent == 0.0
+            last = newest
+        print("another host is the standby now", flush=True)
+        return None
 
     def _look(self) -> Holder | None:
         """Reads the launcher's lease from the file server. Opens the file first, because this
@@ -140,9 +136,6 @@ class StandbyWatch:
         """
         deadline, tries = time.monotonic() + HOSTS_MAY_RETURN, 0
         while True:
-            # The first attempt must run because it checks for ranks that are still running.
-            if tries and Run(self.folder).is_asked_to_stop():
-                return self.conclude(STOPPED)
             code = self.launch(silent)
             newest = newest_holder(self.folder) or silent
             if newest.code is not None and newest.term > silent.term:
@@ -161,6 +154,9 @@ class StandbyWatch:
             )
             if not self.pause(pause):
                 return None
+            # Not before the first attempt, which checks for ranks that are still running.
+            if Run(self.folder).is_asked_to_stop():
+                return self.conclude(STOPPED)
             silent, tries = newest, tries + 1
 
     def launch(self, silent: Holder) -> int:

@@ -13,6 +13,7 @@ MESSAGE_LINES, MESSAGE_SECONDS = (16, 1.5)
 CHAINS = 16  # maximum number of chains to keep per process; the last ones are kept
 FRAMES = 8  # maximum number of frames to keep per traceback; the innermost ones are kept
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
+_IN_THREAD = "Exception in thread"
 _FRAME = "│╭╰❱|+"  # borders of rich's boxes and exception groups
 _POINTED = re.compile(r"-+> ?\d+(?: |$)|-{20}")  # IPython's arrow to the line that failed
 _BARE = re.compile(
@@ -152,36 +153,19 @@ class Tracebacks:
         if text.count("Error") > 1:
             text = _WOVEN.sub(r"\1\2: ", text)
         if TRACEBACK in text:
-            head, *pieces = text[text.index(TRACEBACK) :].split("\\n") if "\\n" in text else [text]
-            self._open(head)
-            if not pieces and (flat := _FLAT.search(head)):
-                self.take(line, index, flat[1])
-            for piece in pieces:  # A traceback may be on a single line, as in JSON.
-                if re.search(r"\w", piece):
-                    self.take(line, index, piece)
-            return True
+            return self._begin(line, index, text)
         if self.base is not None:
             return self._inside(line, index, text)
         if text.startswith(_CHAINED):
             self.link = "chained"
             return True
-        if text.startswith(("Exception ignored in", "Exception in thread", "Error in atexit")):
-            self.aside, self.dropped, self.last = (
-                True,
-                not text.startswith("Exception in thread"),
-                None,
-            )
+        if text.startswith(("Exception ignored in", _IN_THREAD, "Error in atexit")):
+            self.aside, self.dropped, self.last = True, not text.startswith(_IN_THREAD), None
             return True
-        if foreign := _FOREIGN.match(text.strip()):
-            start = next(
-                foreign.start(name) for name in ("head", "java", "root", "check") if foreign[name]
-            )
-            self.link = "original" if foreign["root"] and self.last else ""
-            self._add(PrintedException(line, index, [text.strip()[start:]]))
+        stripped = text.strip()
+        if self._is_foreign(line, index, stripped) or self._goes_on(line, text):
             return True
-        if self._goes_on(line, text):
-            return True
-        if _BARE.match(stripped := text.strip()):
+        if _BARE.match(stripped):
             self._add(PrintedException(line, index, [stripped], bare=True))
             return True
         if _HEADLESS.match(text):
@@ -189,6 +173,27 @@ class Tracebacks:
             self.headless = True
             return self._inside(line, index, text)
         return False
+
+    def _begin(self, line: LogLine, index: int, text: str) -> bool:
+        """Parses a line with a traceback's header, or with a whole traceback, as in JSON."""
+        head, *pieces = text[text.index(TRACEBACK) :].split("\\n") if "\\n" in text else [text]
+        self._open(head)
+        if not pieces and (flat := _FLAT.search(head)):
+            pieces = [flat[1]]
+        for piece in pieces:
+            if re.search(r"\w", piece):
+                self.take(line, index, piece)
+        return True
+
+    def _is_foreign(self, line: LogLine, index: int, text: str) -> bool:
+        """Returns whether the line is the last message of a runtime other than Python. If so, adds
+        it.
+        """
+        if not (match := _FOREIGN.match(text)):
+            return False
+        self.link = "original" if match["root"] and self.last else ""
+        self._add(PrintedException(line, index, [text[match.start(match.lastgroup or 0) :]]))
+        return True
 
     def _open(self, text: str) -> None:
         self.frames.clear()

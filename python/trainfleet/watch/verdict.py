@@ -13,7 +13,7 @@ from signal import SIGTERM
 
 from ..backends.base import Status
 from ..health import fence
-from ..health.heartbeat_format import read_beats
+from ..health.heartbeat_format import Beat, read_beats
 from ..node.supervisor import ASKED, LATE, SEVERED, UNLOGGED
 from ..plan.job import Request
 from ..run import run_folder
@@ -44,6 +44,11 @@ class Start:
 
     time: float
     ends: Mapping[Path, int]
+
+    @property
+    def earliest(self) -> float:
+        """Returns the earliest time of the attempt's events on a clock that lags."""
+        return self.time - SKEW
 
 
 def start_now(request: Request) -> Start:
@@ -120,67 +125,74 @@ class Verdict:
 
 def judge(request: Request, outcome: AttemptOutcome, run: run_folder.Run, since: Start) -> Verdict:
     """Judges a failed job by its logs, events and status since the attempt's start."""
-    status = outcome.status
-    request = request.placed(status.hosts if status.leaves else ())
+    request = placed(request, outcome.status)
     attempt = fence.current(run.folder)
     events = run.read_events()
-    faults = [
-        event
-        for event in events
-        if event["event"] == "fault" and _is_of(event, attempt.order, since)
-    ]
-    lines: list[LogLine] = []
-    look_again(*{log.parent for log in request.logs})
-    for node, log in enumerate(request.logs):
-        lines += read_lines(log, node, since.ends.get(log, 0), logs=len(request.logs))
-    for node, log in enumerate(request.engine_logs):
-        if log.exists() and log.stat().st_mtime >= since.time - SKEW:
-            lines += read_lines(log, node, logs=len(request.logs))
-    lines += [*_faults(faults), *_seen(outcome)]
-    beats = read_beats(run.folder, attempt.number).values()
+    faults = [event for event in events if _is_fault_of(event, attempt.order, since)]
+    lines = [*_logged(request, since), *_faults(faults), *_seen(outcome)]
+    verdict = _found(request, lines, read_beats(run.folder, attempt.number))
+    if verdict is None or verdict.cause == "unknown":
+        verdict = _abstained(verdict, _unexplained(request, outcome.status, lines, since), request)
+    verdict = _with_others(verdict, request, outcome)
+    stops = [event["time"] for event in events if event["event"] == "stopped"]
+    if verdict.cause in FROM_OUTSIDE and max(stops, default=0.0) < since.earliest:
+        verdict = _with_stop(verdict, lines)
+    told = (event.get("next") for event in faults if event.get("rank") == verdict.rank)
+    return replace(verdict, next=next(filter(None, told), verdict.next))
+
+
+def placed(request: Request, status: Status) -> Request:
+    """Returns the request with the hosts that a scheduler chose, if the scheduler can exclude
+    them.
+    """
+    return request.placed(status.hosts if status.leaves else ())
+
+
+def _found(request: Request, lines: list[LogLine], beats: Mapping[int, Beat]) -> Verdict | None:
+    """Returns the verdict that the lines give, or None if they show no failure."""
     hosts = {host: node for node, host in enumerate(request.hosts)}
     finding = diagnose(
-        lines, {(beat.node, beat.pid): beat.rank for beat in beats}, hosts, request.job.nodes
+        lines,
+        {(beat.node, beat.pid): beat.rank for beat in beats.values()},
+        hosts,
+        request.job.nodes,
     )
-    verdict = of_finding(finding, lines, request.host(finding.node)) if finding else None
-    if verdict is None or verdict.cause == "unknown":
-        verdict = _abstained(verdict, _unexplained(request, status, lines, since), request)
-    verdict = _with_others(verdict, status, request, outcome.alive)
-    stopped = any(
-        event["event"] == "stopped" and event["time"] >= since.time - SKEW for event in events
-    )
-    if verdict.cause in FROM_OUTSIDE and not stopped and (cut := _cut_short(lines, verdict.node)):
-        verdict = replace(verdict, words=f"{verdict.words}; {cut}")
-    for event in faults:
-        if event.get("rank") == verdict.rank and event.get("next"):
-            return replace(verdict, next=event["next"])
-    return verdict
+    return of_finding(finding, lines, request.host(finding.node)) if finding else None
 
 
-def _with_others(
-    verdict: Verdict, status: Status, request: Request, alive: frozenset[int]
-) -> Verdict:
+def _logged(request: Request, since: Start) -> Iterator[LogLine]:
+    """Yields the attempt's lines in the logs of its nodes and of the scheduler."""
+    count = len(request.logs)
+    look_again(*{log.parent for log in request.logs})
+    for node, log in enumerate(request.logs):
+        yield from read_lines(log, node, since.ends.get(log, 0), logs=count)
+    for node, log in enumerate(request.engine_logs):
+        if log.exists() and log.stat().st_mtime >= since.earliest:
+            yield from read_lines(log, node, logs=count)
+
+
+def _with_others(verdict: Verdict, request: Request, outcome: AttemptOutcome) -> Verdict:
     """Adds any other lost nodes to a verdict on a lost node."""
-    others = [node for node in status.lost if node != verdict.node and node not in alive]
-    if verdict.node not in status.lost or not others:
+    lost = outcome.status.lost
+    others = [node for node in lost if node not in {verdict.node, *outcome.alive}]
+    if verdict.node not in lost or not others:
         return verdict
-    named = "; ".join(
-        f"lost node {node} ({request.host(node)}): {status.lost[node]}" for node in others
-    )
+    named = "; ".join(f"lost node {node} ({request.host(node)}): {lost[node]}" for node in others)
     return replace(verdict, words=f"{verdict.words}; {named}", nodes=1 + len(others))
 
 
-def _cut_short(lines: list[LogLine], node: int | None) -> str:
-    """Describes a node that was asked to save but ended before it had, or returns "" if there is no
-    such node. `node` None means any node.
+def _with_stop(verdict: Verdict, lines: list[LogLine]) -> Verdict:
+    """Adds to a verdict that the blamed node, or any node if there is none, was asked to save but
+    ended before it had.
     """
-    stops = (
-        line
-        for line in lines
-        if line.who == "node" and line.text.startswith(ASKED) and node in (None, line.node)
-    )
-    if (asked := next(stops, None)) is None:
-        return ""
+    for line in lines:
+        asked = line.who == "node" and line.text.startswith(ASKED)
+        if asked and verdict.node in (None, line.node):
+            return replace(verdict, words=f"{verdict.words}; {_cut_short(lines, line)}")
+    return verdict
+
+
+def _cut_short(lines: list[LogLine], asked: LogLine) -> str:
     after = [line for line in lines if line.node == asked.node and line.time >= asked.time]
     if any(line.text.startswith(LATE) for line in after):
         return (
@@ -198,12 +210,14 @@ def _cut_short(lines: list[LogLine], node: int | None) -> str:
     )
 
 
-def _is_of(event: run_folder.Record, order: int, since: Start) -> bool:
-    """Returns whether a fault event belongs to this attempt. Prefers the attempt number over the
+def _is_fault_of(event: run_folder.Record, order: int, since: Start) -> bool:
+    """Returns whether an event is a fault of this attempt. Prefers the attempt number over the
     time, because a node's clock may lag behind this machine's.
     """
+    if event["event"] != "fault":
+        return False
     own = event.get("order")
-    return bool(event["time"] >= since.time - SKEW) if own is None else own == order
+    return bool(event["time"] >= since.earliest) if own is None else own == order
 
 
 def of_finding(finding: Diagnosis, lines: list[LogLine], host: str) -> Verdict:

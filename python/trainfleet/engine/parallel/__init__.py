@@ -40,7 +40,7 @@ def arrange(config: Config, world: World) -> Parts:
         and config.train.param_dtype == "fp32"
     )
     if divided or not (casts or precision == torch.float32):
-        from .parallelize import divide  # deferred: pipelining and FSDP are slow to import
+        from .parallelize import Division  # deferred: pipelining and FSDP are slow to import
 
-        return divide(config, world.device, precision)
+        return Division(config, world.device, precision)
     return Replicas(config, world, precision)

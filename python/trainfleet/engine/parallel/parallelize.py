@@ -26,51 +26,6 @@ from .pipeline import Pipeline, StageModule, Tie
 from .rank_model import TorchParts
 
 
-def divide(config: Config, device: Device, precision: torch.dtype) -> Division:
-    """Creates this rank's part of the model. Must be called on all ranks.
-
-    The order matters: matrices are sliced before blocks are wrapped, recomputation and fp8 come
-    before compilation, and sharding comes after it. No rank ever holds the entire model.
-    """
-    train, layout, mesh = config.train, config.train.parallelism, Mesh(config, device)
-    format_ = PRECISIONS[train.param_dtype]
-    with torch.device("meta"):
-        model = models.build(config.model)
-    tied = tied_names(model)
-    if layout.tensor > 1:
-        tensor.split(model, mesh.grid["tensor"])
-    stages: list[Any] = [model]
-    if layout.pipeline > 1:
-        stages = pipeline.cut(
-            model, layout.pipeline * layout.virtual_stages, pipeline.numbers_of(mesh)
-        )
-    blocks.draw(model, train.seed, device, format_)
-    for part in (model, *(stage.part for stage in stages if isinstance(stage, StageModule))):
-        part.positions = torch.arange(train.sequence_length, device=device.torch_device)
-        if mesh.context_group:
-            tensor.spread(
-                part, train.sequence_length, mesh.context, mesh.context_group, device.torch_device
-            )
-    blocks.recompute(blocks_of(model), train.recomputation, device)
-    if precision == PRECISIONS["fp8"]:
-        blocks.convert(blocks_of(model), device)
-        precision = torch.bfloat16  # dtype of everything outside the fp8 matmuls
-    if train.compile:
-        blocks.compile_blocks(
-            model,
-            blocks_of(model),
-            train.recomputation,
-            device,
-            loss=layout.tensor * layout.pipeline == 1,
-        )
-    if mesh.sharing().size() > 1 or precision != format_:
-        # In a pipeline, ZeRO 3 would free and regather the weights for every micro-batch.
-        frees = layout.zero_stage == 3 and layout.pipeline == 1
-        for stage in stages:
-            blocks.shard(stage, blocks_of(stage), mesh.sharing(), frees, precision, device)
-    return Division(config, device, mesh, model, stages, tied, precision)
-
-
 def blocks_of(module: nn.Module) -> list[nn.Module]:
     """Returns this rank's blocks in order."""
     part = module.part if isinstance(module, StageModule) else module
@@ -95,38 +50,80 @@ class Division(TorchParts):
     """
 
     model: Network
+    like: MicroBatch | None = None  # latest batch, used as a template for padding
+    pipeline: Pipeline | None = None
+    tie: Tie | None = None
 
-    def __init__(
-        self,
-        config: Config,
-        device: Device,
-        mesh: Mesh,
-        model: Network,
-        stages: list[Any],
-        tied: list[str],
-        precision: torch.dtype,
-    ) -> None:
-        """Creates this rank's part.
+    def __init__(self, config: Config, device: Device, precision: torch.dtype) -> None:
+        """Creates this rank's part and its optimizer. Must be called on all ranks.
 
-        `tied` lists parameters shared by embedding and head. `precision` is the matmul dtype.
+        `precision` is the matmul dtype. The order matters: matrices are sliced before blocks are
+        wrapped, recomputation and fp8 come before compilation, and sharding comes after it. No rank
+        ever holds the entire model.
         """
-        super().__init__(
-            model,
-            optimizer.build(model, config.train, device, precision),
-            config.train.gradient_clip,
+        self.config, self.mesh, self.device = config, Mesh(config, device), device
+        self.data, self.ways = self.mesh.data, self.mesh.ways
+        train, layout = config.train, self.mesh.layout
+        with torch.device("meta"):
+            model = models.build(config.model)
+        tied = tied_names(model)
+        self.stages = self._slice(model)
+        blocks.draw(model, train.seed, device, PRECISIONS[train.param_dtype])
+        self._place(model)
+        precision = self._transform(model, precision)
+        self._shard(precision)
+        updates = optimizer.build(model, train, device, precision)
+        super().__init__(model, updates, train.gradient_clip)
+        self.micro_batches = train.global_batch_size // (self.ways * train.micro_batch_size)
+        if layout.pipeline > 1:
+            self.pipeline = Pipeline(self.stages, self.mesh, self.micro_batches, device)
+            self.tie = Tie(model, tied, self.mesh) if tied else None
+
+    def _slice(self, model: Network) -> list[Any]:
+        """Removes all but this rank's slices and stages from the model. Returns the stages."""
+        layout = self.mesh.layout
+        if layout.tensor > 1:
+            tensor.split(model, self.mesh.grid["tensor"])
+        if layout.pipeline == 1:
+            return [model]
+        count = layout.pipeline * layout.virtual_stages
+        return [*pipeline.cut(model, count, pipeline.numbers_of(self.mesh))]
+
+    def _place(self, model: Network) -> None:
+        """Gives every stage the token positions that it processes."""
+        mesh, length, device = (
+            self.mesh,
+            self.config.train.sequence_length,
+            self.device.torch_device,
         )
-        self.mesh, self.device, self.root, self.stages = mesh, device, stages[0], stages
-        self.zero, self.size = config.train.parallelism.zero_stage, config.train.micro_batch_size
-        self.data, self.ways, self.shape = mesh.data, mesh.ways, config.model
-        self.micro_batches = config.train.global_batch_size // (
-            mesh.ways * config.train.micro_batch_size
-        )
-        self.like: MicroBatch | None = None  # latest batch, used as a template for padding
-        self.tie: Tie | None = None
-        self.pipeline: Pipeline | None = None
-        if mesh.layout.pipeline > 1:
-            self.pipeline = Pipeline(stages, mesh, self.micro_batches, device)
-            self.tie = Tie(model, tied, mesh) if tied else None
+        for part in (model, *(stage.part for stage in self.stages if stage is not model)):
+            part.positions = torch.arange(length, device=device)
+            if mesh.context_group:
+                tensor.spread(part, length, mesh.context, mesh.context_group, device)
+
+    def _transform(self, model: Network, precision: torch.dtype) -> torch.dtype:
+        """Applies recomputation, fp8 and compilation to the blocks.
+
+        Returns the dtype of everything outside the fp8 matmuls.
+        """
+        train, layout, parts = self.config.train, self.mesh.layout, blocks_of(model)
+        blocks.recompute(parts, train.recomputation, self.device)
+        if precision == PRECISIONS["fp8"]:
+            blocks.convert(parts, self.device)
+            precision = torch.bfloat16
+        if train.compile:
+            loss = layout.tensor * layout.pipeline == 1
+            blocks.compile_blocks(model, parts, train.recomputation, self.device, loss)
+        return precision
+
+    def _shard(self, precision: torch.dtype) -> None:
+        train, mesh = self.config.train, self.mesh.sharing()
+        if mesh.size() == 1 and precision == PRECISIONS[train.param_dtype]:
+            return
+        # In a pipeline, ZeRO 3 would free and regather the weights for every micro-batch.
+        frees = self.mesh.layout.zero_stage == 3 and self.mesh.layout.pipeline == 1
+        for stage in self.stages:
+            blocks.shard(stage, blocks_of(stage), mesh, frees, precision, self.device)
 
     @property
     def whole(self) -> Network | None:
@@ -137,7 +134,7 @@ class Division(TorchParts):
         if self.mesh.grid.size() > self.mesh.ways or self.mesh.layout.fsdp > 1:
             return None
         with torch.device("meta"):
-            model = models.build(self.shape)
+            model = models.build(self.config.model)
         weights = {name: local(weight) for name, weight in self.model.state_dict().items()}
         model.load_state_dict(weights, assign=True)
         return model
@@ -166,13 +163,14 @@ class Division(TorchParts):
         return loss * self.mesh.layout.pipeline
 
     def _pass(self, batch: MicroBatch, left: int, watch: Stopwatch) -> Tensor:
-        if isinstance(self.root, FSDPModule) and self.zero == 1:
-            self.root.set_requires_gradient_sync(left == 0)
-            self.root.set_reshard_after_backward(left == 0)
+        root = self.stages[0]
+        if isinstance(root, FSDPModule) and self.mesh.layout.zero_stage == 1:
+            root.set_requires_gradient_sync(left == 0)
+            root.set_reshard_after_backward(left == 0)
         batch = self.part(batch)
         reduction, divisor = batch.averaged(self.micro_batches, self.model.parts)
         with watch.own_work():
-            loss = whole(self.root(batch.inputs, **batch.named, reduction=reduction)) / divisor
+            loss = whole(root(batch.inputs, **batch.named, reduction=reduction)) / divisor
         with watch.part("backward"):
             gradients.scaled(loss, self.scale).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
@@ -197,7 +195,7 @@ class Division(TorchParts):
                     )
             else:
                 for part in filled:
-                    total += whole(self.root(part.inputs, **part.named, reduction="sum"))
+                    total += whole(self.stages[0](part.inputs, **part.named, reduction="sum"))
         self._reshard()
         self.model.train()
         return total / self.mesh.layout.tensor
@@ -211,10 +209,11 @@ class Division(TorchParts):
 
     def _fill(self, batches: Iterable[MicroBatch], most: int) -> Iterator[MicroBatch]:
         """Yields the batches padded to the micro-batch size, then padding-only batches."""
-        passes = -(-most // self.size)
+        size = self.config.train.micro_batch_size
+        passes = -(-most // size)
         passes = -(-passes // self.micro_batches) * self.micro_batches if self.pipeline else passes
         assert self.like, "validation needs a training step first"
-        return filled(batches, passes, self.like.blank(self.size))
+        return filled(batches, passes, self.like.blank(size))
 
     def clip(self, limit: float) -> Tensor:
         return gradients.clip(
