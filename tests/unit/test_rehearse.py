@@ -18,7 +18,7 @@ from trainfleet.backends import backend_of
 from trainfleet.cli import jobs
 from trainfleet.cli.jobs import row
 from trainfleet.config import Config, Settings, load
-from trainfleet.health.faults import FAULTS, MAJORITY, SMALL, VARIABLE, Fault, ordered
+from trainfleet.health.faults import FAULTS, MAJORITY, SMALL, VARIABLE, Fault, environment, ordered
 from trainfleet.launch import faults as playing
 from trainfleet.launch import rehearsal
 from trainfleet.launch.faults import chosen, lacking, rehearse, stage_for
@@ -240,10 +240,8 @@ def test_a_rank_or_step_that_never_comes_is_refused(
     told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, told)
-    order = ordered("rehearsal-nan")
-    assert order
     with pytest.raises(RunError, match=f"can't play the fault {told}"):
-        order.require("rehearsal-nan", 2, 120)
+        environment("rehearsal-nan", 2, 120)
 
 
 def test_a_fault_is_played_once_and_a_lacking_package_is_lacking_where_it_lacked_first(
