@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from report_runs import make_run
 
+import rehearsals
 import verbs
 from trainfleet.backends import backend_of
 from trainfleet.cli import jobs
@@ -353,6 +354,13 @@ def test_the_report_of_a_rehearsal_has_its_table(tmp_path: Path) -> None:
     run.rehearsal.write_text('{"backend": "local", "outcomes": [{"name": 3}]}')
     with pytest.raises(InputError, match="outcomes"):
         html.write(run)
+
+
+def test_the_evidence_s_table_is_what_was_measured_and_no_promise_was_broken() -> None:
+    assert rehearsals.parts()[1] == rehearsals.table(), "python tests/rehearsals.py writes it"
+    rows = [row for rows in rehearsals.measured().values() for row in rows.values()]
+    assert rows and not any(row["broken"] for row in rows)
+    assert {row["name"] for row in rows} <= FAULTS.keys()
 
 
 def test_the_folder_s_lock_is_free_afterwards(place: Path, config: Config) -> None:
