@@ -318,10 +318,7 @@ def _measure(
     said = str(verdict["cause"]) if verdict else "none"
     wrong = _what_is_wrong(fault, verdict, said)
     lost = sum(int(event.get("steps", 0)) for event in events if event["event"] == "lost")
-    losses = stage.losses(fault.name)
-    # If the run need not finish, only the steps that it completed are compared.
-    expected = stage.whole.items()
-    equal = all(losses.get(step) == loss for step, loss in expected if ends or step in losses)
+    equal = _has_equal_losses(stage, fault.name, ends)
     seen, back = _seconds(began, first), _seconds(began, again)
     if fault.event and not _first(events, fault.event):
         broken.append(f"the run has no event {fault.event}")
@@ -345,6 +342,15 @@ def _unkept(
 
 def _seconds(began: float, event: Record | None) -> float | None:
     return max(0.0, round(event["time"] - began, 1)) if event else None
+
+
+def _has_equal_losses(stage: RehearsalStage, name: str, ends: bool) -> bool:
+    """Returns whether a run's losses equal those of the fault-free baseline. Compares only the
+    steps it completed, unless the run must finish.
+    """
+    losses = stage.losses(name)
+    expected = stage.whole.items()
+    return all(losses.get(step) == loss for step, loss in expected if ends or step in losses)
 
 
 def _first(events: Iterable[Record], *names: str, after: float = 0.0) -> Record | None:
