@@ -19,7 +19,16 @@ from trainfleet.backends import backend_of
 from trainfleet.cli import jobs
 from trainfleet.cli.jobs import row
 from trainfleet.config import Config, Settings, load
-from trainfleet.health.faults import FAULTS, MAJORITY, SMALL, VARIABLE, Fault, environment, ordered
+from trainfleet.health.faults import (
+    BREAK_AT,
+    FAULTS,
+    MAJORITY,
+    SMALL,
+    VARIABLE,
+    Fault,
+    environment,
+    ordered,
+)
 from trainfleet.launch import faults as playing
 from trainfleet.launch import rehearsal
 from trainfleet.launch.faults import chosen, lacking, rehearse, stage_for
@@ -64,6 +73,8 @@ def test_faults_are_chosen_by_name_and_a_typo_is_told() -> None:
         chosen("rank-kiled")
     assert all({*fault.verdicts} <= {*CAUSES, "none"} for fault in FAULTS.values())
     assert playing.PLAYS.keys() <= FAULTS.keys()
+    assert all(fault.play or fault.name in playing.PLAYS for fault in FAULTS.values())
+    assert BREAK_AT % rehearsal.EVERY, "a fault must cost at least one step"
 
 
 IN_S3 = "data: {tokenized_path: 's3://bucket/data'}\ncheckpoint: {path: 's3://bucket/checkpoints'}"
