@@ -17,7 +17,7 @@ WITHOUT = {
     "retries": ("rank-killed", "import trainfleet.watch.retry_loop as it; it.ATTEMPTS = 1"),
     "fence": (
         "rank-stopped",
-        "import trainfleet.node.supervisor as it; it.signal_group = lambda *_: True",
+        "import trainfleet.backends.local as it; it.signal_group = lambda *_: True",
     ),
     "watchdog": (
         "rank-stopped",
@@ -60,4 +60,4 @@ def test_with_a_mechanism_taken_out_a_promise_is_broken(
     monkeypatch.setenv("PYTHONPATH", f"{site}{os.pathsep}{os.environ['PYTHONPATH']}")
     monkeypatch.setattr(rehearsal, "PATIENCE", 120.0)
     assert rehearse({"CONFIG": str(tmp_path / "config.yaml"), "FAULTS": fault}, 0.0) == 1
-    assert "BROKEN: the command ended with exit code" in capsys.readouterr().out
+    assert "BROKEN: " in capsys.readouterr().out

@@ -30,7 +30,7 @@ elsewhere.attach()
 """
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("backend", ["batch", "sagemaker"])
 def test_a_rehearsal_in_jobs_of_a_service_keeps_every_promise_and_leaves_nothing(
     backend: str, tmp_path: Path, tell: Callable[[str], None]
@@ -50,6 +50,7 @@ def test_a_rehearsal_in_jobs_of_a_service_keeps_every_promise_and_leaves_nothing
             "rehearse",
             f"FAULTS={' '.join(faults)}",
             "YES=1",
+            timeout=1100,
             variables={"PYTHONPATH": f"{tmp_path / 'site'}{os.pathsep}{verbs.PACKAGES}"},
         )
         tell(said)

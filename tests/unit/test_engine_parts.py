@@ -28,7 +28,7 @@ from trainfleet.run.run_folder import Run
 from trainfleet.trust.validation import fit
 
 CHOSEN = {
-    "steps": 100, "global_batch_size": 8, "micro_batch_size": 2, "sequence_length": 6, "learning_rate": 0.01, "warmup_steps": 10, "seed": 3,
+    "steps": 100, "global_batch_size": 8, "micro_batch_size": 2, "sequence_length": 6, "learning_rate": 0.01, "warmup_steps": 10, "seed": 3, "spike_sigmas": 6.0,
     "validate_every": 0, "validation_sequences": 7, "schedule_steps": 100, "decay_steps": 20, "activation_checkpointing": "none",
     "compile": False, "parallelism": {"fsdp": 1, "tensor": 1, "pipeline": 1, "context": 1, "zero_stage": 3, "virtual_stages": 1},
 }  # fmt: skip

@@ -241,7 +241,9 @@ def test_no_name_of_a_file_is_without_use() -> None:
     texts = [path.read_text() for path in PACKAGE.parent.rglob("*.py")]
     every = [*texts, *(path.read_text() for path in PACKAGE.parent.rglob("*.yaml"))]
     used = Counter(word for text in every for word in re.findall(r"[A-Za-z_]\w*", text))
-    made = re.compile(r"^(?:(?<!\)\n)def |class |)([A-Za-z_]\w*)(?: =|: .* =|\(|:$|\[)", re.MULTILINE)
+    made = re.compile(
+        r"^(?:(?<!\)\n)def |class |)([A-Za-z_]\w*)(?: =|: .* =|\(|:$|\[)", re.MULTILINE
+    )
     once = {name for text in texts for name in made.findall(text) if used[name] == 1}
     assert not once
 

@@ -13,12 +13,22 @@ from pathlib import Path
 import pytest
 from report_runs import make_run
 
+import rehearsals
 import verbs
 from trainfleet.backends import backend_of
 from trainfleet.cli import jobs
 from trainfleet.cli.jobs import row
 from trainfleet.config import Config, Settings, load
-from trainfleet.health.faults import FAULTS, MAJORITY, SMALL, VARIABLE, Fault, ordered
+from trainfleet.health.faults import (
+    BREAK_AT,
+    FAULTS,
+    MAJORITY,
+    SMALL,
+    VARIABLE,
+    Fault,
+    environment,
+    ordered,
+)
 from trainfleet.launch import faults as playing
 from trainfleet.launch import rehearsal
 from trainfleet.launch.faults import chosen, lacking, rehearse, stage_for
@@ -63,6 +73,8 @@ def test_faults_are_chosen_by_name_and_a_typo_is_told() -> None:
         chosen("rank-kiled")
     assert all({*fault.verdicts} <= {*CAUSES, "none"} for fault in FAULTS.values())
     assert playing.PLAYS.keys() <= FAULTS.keys()
+    assert all(fault.play or fault.name in playing.PLAYS for fault in FAULTS.values())
+    assert BREAK_AT % rehearsal.EVERY, "a fault must cost at least one step"
 
 
 IN_S3 = "data: {tokenized_path: 's3://bucket/data'}\ncheckpoint: {path: 's3://bucket/checkpoints'}"
@@ -240,10 +252,8 @@ def test_a_rank_or_step_that_never_comes_is_refused(
     told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, told)
-    order = ordered("rehearsal-nan")
-    assert order
     with pytest.raises(RunError, match=f"can't play the fault {told}"):
-        order.require("rehearsal-nan", 2, 120)
+        environment("rehearsal-nan", 2, 120)
 
 
 def test_a_fault_is_played_once_and_a_lacking_package_is_lacking_where_it_lacked_first(
@@ -355,6 +365,13 @@ def test_the_report_of_a_rehearsal_has_its_table(tmp_path: Path) -> None:
     run.rehearsal.write_text('{"backend": "local", "outcomes": [{"name": 3}]}')
     with pytest.raises(InputError, match="outcomes"):
         html.write(run)
+
+
+def test_the_evidence_s_table_is_what_was_measured_and_no_promise_was_broken() -> None:
+    assert rehearsals.parts()[1] == rehearsals.table(), "python tests/rehearsals.py writes it"
+    rows = [row for rows in rehearsals.measured().values() for row in rows.values()]
+    assert rows and not any(row["broken"] for row in rows)
+    assert {row["name"] for row in rows} <= FAULTS.keys()
 
 
 def test_the_folder_s_lock_is_free_afterwards(place: Path, config: Config) -> None:

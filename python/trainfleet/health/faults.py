@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -193,12 +194,6 @@ class FaultOrder:
         assert self.fault.play
         self.fault.play(trainer)
 
-    def require(self, run: str, size: int, steps: int) -> None:
-        """Raises RunError if the run has fewer ranks or steps."""
-        if self.rank >= size or not 0 < self.step < steps:
-            why = f"the run has {size} ranks and {steps} steps"
-            raise RunError(f"can't play the fault {self}", where=run, why=why, next=UNSET)
-
 
 UNSET = f"unset {VARIABLE}; make rehearse sets it"
 
@@ -222,23 +217,27 @@ def ordered(run: str) -> FaultOrder | None:
     return FaultOrder(fault, int(match[2]), int(match[3]))
 
 
-def environment(run: str) -> dict[str, str]:
-    """Returns the variable that requests this run's fault, for its nodes. Raises the error of
-    `ordered`.
+def environment(run: str, ranks: float = inf, steps: float = inf) -> dict[str, str]:
+    """Returns the variable that requests this run's fault, for its nodes.
+
+    Raises:
+        RunError: the run is not the fault's rehearsal, or has fewer ranks or steps.
     """
-    order = ordered(run)
-    return {VARIABLE: str(order)} if order else {}
+    if not (order := ordered(run)):
+        return {}
+    if order.rank >= ranks or not 0 < order.step < steps:
+        why = f"the run has {ranks} ranks and {steps} steps"
+        raise RunError(f"can't play the fault {order}", where=run, why=why, next=UNSET)
+    return {VARIABLE: str(order)}
 
 
 def arm(run: Run, trainer: Any) -> None:
     """Makes an engine.trainer.Trainer inject the fault that VARIABLE requests, if it is set.
 
-    Raises:
-        RunError: the run is not the fault's rehearsal, or has fewer ranks or steps.
+    Raises RunError if the run is not the fault's rehearsal.
     """
     if not (order := ordered(run.name)):
         return
-    order.require(run.name, trainer.world.size, trainer.train.steps)
 
     def play(step: int, trainer: Any) -> None:
         if step == order.step and order.is_due(run):

@@ -19,6 +19,7 @@ from ..backends.run_storage import Place
 from ..config import Config, dump_resolved
 from ..config.layouts import smaller
 from ..data.dataset_store import is_busy
+from ..health import faults
 from ..health.lease import SUCCEEDS, Lease, led_already, newest_holder
 from ..node.placement import require_numbers
 from ..plan.job import Request, tokenize_job, train_job
@@ -291,6 +292,7 @@ class Launch:
         choices = {config.fleet.nodes: config for config in (self.config, *smaller(self.config))}
         job_of = train_job if request.job.kind == "train" else tokenize_job
         found = choices.get(request.job.nodes, self.config)
+        faults.environment(self.run.name, found.world_size, found.train.steps)  # can it be played?
         if found != self.config:  # A standby took over with fewer nodes.
             refit(self.run, found)
         watch = replace(self._watch(live), **told)

@@ -56,7 +56,6 @@ STEPS, LONGER, EVERY = 120, 240, 20
 PATIENCE = 1800.0  # timeout in seconds for a command, including its queue time
 LEFT_WITHIN = 60.0  # timeout in seconds for all processes to end, including a scheduler's cleanup
 APART = 5.0  # maximum lag of a host's clock behind this machine's, in seconds
-LAG = 60.0  # seconds by which detection may be later on other machines
 SEEN = 30.0  # seconds until a node's record or a launcher's death is known everywhere
 # Name of the folder in a shared folder or bucket, unique per user and machine.
 OWN = f"rehearsal-{platform.node()}-{os.getuid()}"
@@ -159,10 +158,6 @@ class RehearsalStage:
         return backend_of(self.config)
 
     @property
-    def lag(self) -> float:
-        return 0.0 if self.backend.is_here else LAG
-
-    @property
     def prefixes(self) -> list[str]:
         """Returns the stage's folders for the run, the dataset and the checkpoints in S3, or an
         empty list if the nodes share a folder.
@@ -204,11 +199,8 @@ class RehearsalStage:
 
     def type(self, verb: str, name: str, words: str = "", **more: str) -> subprocess.Popen[str]:
         """Starts the command `verb` for the run `name`. Returns its process."""
-        inherited = {
-            key: value
-            for key, value in os.environ.items()
-            if not key.startswith(("MAKE", "TRAINFLEET"))
-        }
+        ours = ("MAKE", "TRAINFLEET")
+        inherited = {key: os.environ[key] for key in os.environ if not key.startswith(ours)}
         path = (str(CODE), *filter(None, [os.environ.get("PYTHONPATH")]))
         environment = {"PYTHONPATH": os.pathsep.join(path), "NO_COLOR": "1", **more}
         return subprocess.Popen(
@@ -245,16 +237,16 @@ class RehearsalStage:
     def events(self, name: str, since: float = 0.0) -> list[Record]:
         return [event for event in self.run(name).read_events() if event["time"] >= since - APART]
 
-    def await_step(self, name: str, process: subprocess.Popen[str], step: int = BREAK_AT) -> None:
-        """Waits until the run has logged the given step. Raises RunError if the run ends earlier or
-        times out.
+    def await_step(self, name: str, process: subprocess.Popen[str]) -> None:
+        """Waits until the run has logged the fault's step. Raises RunError if the run ends earlier
+        or times out.
         """
         until = time.monotonic() + PATIENCE
-        while max(self.losses(name), default=0) < step:
+        while max(self.losses(name), default=0) < BREAK_AT:
             if process.poll() is not None or time.monotonic() > until:
                 process.kill()
                 said = process.communicate()[0]
-                what = f"the run {name} never reached step {step}"
+                what = f"the run {name} never reached step {BREAK_AT}"
                 raise RunError(what, where=str(self.folder), why=said[-400:], next="make logs")
             time.sleep(0.05)
 
@@ -357,8 +349,8 @@ class HostStage(RehearsalStage):
         """Limits the traffic from node 1's host to `rate` for `seconds` seconds, using tc. Returns
         "" on success, or the reason if that fails.
         """
-        if not (job := load_job(self.run(name))):
-            raise RunError(f"the run {name} has no job", where=self.shared, next="make rehearse")
+        job = load_job(self.run(name))
+        assert job, "a run that trains has a job"
         host = next(host for host in self.transport.hosts if host.name == job[0].hosts[1])
         peer = quote(self.head.address)
         words = SHAPING.format(peer=peer, rate=rate, seconds=seconds, link=self.link)

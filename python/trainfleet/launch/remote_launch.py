@@ -116,7 +116,8 @@ def asked_of(head: Head, bill: Bill | None) -> dict[str, str]:
     when the machines will be reclaimed, and how much was prepaid. Also passes on the run's fault.
     """
     known = {ENDS: head.ends, PAID: bill.paid if bill and bill.paid else None}
-    fault = faults.environment(head.config.name)
+    config = head.config
+    fault = faults.environment(config.name, config.world_size, config.train.steps)
     return {name: str(value) for name, value in known.items() if value is not None} | fault
 
 

@@ -62,7 +62,7 @@ FIGURES = (int, float, int | None, float | None)
 
 
 def fit_row(kind: type[T], row: Mapping[str, Any], table: Path, mark: str) -> T:
-    """Creates a row of the data table in a file, whose line contains `mark`.
+    """Creates a row of a data table. Its line in the file is the first one that contains `mark`.
 
     Raises:
         InputError: a figure is missing, negative or not a number, or a key is unknown.
