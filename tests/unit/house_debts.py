@@ -31,7 +31,6 @@ DENSE = {  # more than 250 tokens
     "node/entrypoint.py:run_node",
     "health/neuron_telemetry.py:read_monitor",
     "images/building.py:build",
-    "storage/sync_rules.py:changes",
     "hosts/collectives.py:try_collectives",
     "hosts/facts.py:_build",
     "hosts/host_setup.py:Application.run",
@@ -82,7 +81,6 @@ LONG = {  # more than 450 lines
     "backends/ssh.py",
     "hosts/preflight.py",
     "hosts/node_checks.py",
-    "hosts/transport.py",
     "report/history.py",
     "run/run_folder.py",
 }

@@ -159,7 +159,7 @@ def _after_mark(sink: Sink) -> Sink:
     return take
 
 
-def said(output: bytes) -> bytes:
+def said(output: bytes | bytearray) -> bytes | bytearray:
     """Strips a login shell's greeting from a command's output."""
     before, found, rest = output.partition(OUTPUT_BEGINS)
     return rest if found else before
