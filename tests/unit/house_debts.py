@@ -41,7 +41,6 @@ DENSE = {  # more than 250 tokens
     "report/proposal.py:_estimates",
     "report/measurements.py:draw",
     "report/sizing_tables.py:draw",
-    "storage/folder_sync.py:FolderSync.look",
     "node/supervisor.py:detach",
     "node/supervisor.py:run",
     "watch/retry_loop.py:persevere",
