@@ -20,13 +20,11 @@ DENSE = {  # more than 250 tokens
     "data/work_units.py:UnitWork._encode",
     "engine/evaluate.py:evaluate",
     "images/building.py:build",
-    "storage/sync_rules.py:changes",
     "hosts/collectives.py:try_collectives",
     "hosts/facts.py:_build",
     "hosts/host_setup.py:Application.run",
     "hosts/ssh_errors.py:explain",
     "hosts/platform.py:_build",
-    "storage/folder_sync.py:FolderSync.look",
 }
 BRANCHED = {  # more than 12 decisions
     "backends/batch.py:status_of",
@@ -50,6 +48,5 @@ LONG = {  # more than 450 lines
     "backends/slurm/cluster_file.py",
     "backends/ssh.py",
     "hosts/preflight.py",
-    "hosts/transport.py",
     "run/run_folder.py",
 }

@@ -11,9 +11,10 @@ import pytest
 from trainfleet.config import Settings, load
 from trainfleet.hosts import head
 from trainfleet.hosts.host_results import Implausible
-from trainfleet.hosts.mirror import read_listing
+from trainfleet.hosts.mirror import read_sizes
 from trainfleet.hosts.tar import OUTPUT_BEGINS, _after_mark, said
 from trainfleet.trust.errors import InputError
+from unit.test_mirror_lies import listed
 
 CONFIG = Path(__file__).parents[2] / "config.yaml"
 
@@ -44,28 +45,21 @@ def test_what_is_no_order_is_refused(line: bytes) -> None:
 
 
 def test_a_list_of_files_names_plain_files_only() -> None:
-    assert read_listing("12 config.json\n0 model-00001-of-00002.safetensors\n") == {
-        "config.json": 12, "model-00001-of-00002.safetensors": 0}  # fmt: skip
-    assert read_listing("1 done\n9 weights/model/dp_rank_00.pt\n") == {
-        "done": 1,
-        "weights/model/dp_rank_00.pt": 9,
+    assert read_sizes(listed({"model.safetensors": 0, "config.json": 12})) == {
+        "config.json": 12,
+        "model.safetensors": 0,
     }
-    for text in (
-        "1 ../x",
-        "1 a/../b",
-        "1 /a",
-        "1 a/.b",
-        "1 a/b/c/d",
-        "-1 x",
-        "x",
-        "1 .bashrc",
-        "1 a\n2 a",
-        f"{10**15} a\n{10**15} b",
-        json.dumps({"a": 1}),
-        "1  a",
+    deep = {"done": 1, "weights/model/dp_rank_00.pt": 9}
+    assert read_sizes(listed(deep)) == deep
+    for sizes in (
+        *({name: 1} for name in ("../x", "a/../b", "/a", "a/.b", "a/b/c/d", ".bashrc", "", "a\nb")),
+        {"x": -1},
+        {"a": 10**15, "b": 10**15},
     ):
         with pytest.raises(Implausible):
-            read_listing(text)
+            read_sizes(listed(sizes))
+    with pytest.raises(Implausible):
+        read_sizes(json.dumps({"a": 1}))
 
 
 def test_a_greeting_is_no_part_of_an_answer_wherever_the_bytes_are_cut() -> None:

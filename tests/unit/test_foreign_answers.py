@@ -17,16 +17,15 @@ from trainfleet.hosts import host_commands
 from trainfleet.hosts.facts import Facts, parse
 from trainfleet.hosts.head import public_key
 from trainfleet.hosts.host_results import Implausible, fitted
-from trainfleet.hosts.mirror import read_news
+from trainfleet.hosts.mirror import _mirrored, read_listing
 from trainfleet.hosts.preflight import read_bandwidth
 from trainfleet.storage.sync_rules import limit
 from trainfleet.trust.errors import BackendError
-from unit.test_mirror_lies import NAMES, answer, piece
+from unit.test_mirror_lies import NAMES, listed
 from unit.test_nodes_facts import P3DN
 
-KNOWN = {"results.json": (9, 5.0, 7), "metrics.jsonl": (8, 5.0, 7)}
 READERS: dict[str, tuple[Callable[[str], object], str]] = {
-    "mirror": (lambda text: read_news(text, dict(KNOWN)), answer({"results.json": piece(), "metrics.jsonl": piece(offset=8), "stop": piece(b"")})),
+    "mirror": (lambda text: _mirrored(read_listing(text)[0]), listed({"results.json": 9, "metrics.jsonl": 8, "stop": 0})),
     "facts": (parse, P3DN),
     "job": (host_commands.read_look, "ended 137\n"),
     "bandwidth": (lambda text: read_bandwidth(text, 2), '{"bandwidth": 1.5, "bytes": 8, "nodes": 2, "pairs": [[0, 1, 2.5]]}'),
@@ -112,26 +111,13 @@ def test_any_text_is_believed_or_untrue(reader: str, text: str) -> None:
 
 @settings(FUZZ, max_examples=60)
 @given(
-    files=st.dictionaries(st.sampled_from([*NAMES, "results.json", "stop"]), JSON, max_size=3)
-    | JSON,
-    paths=JSON,
-    whole=JSON,
-    now=JSON,
-)
-def test_any_values_of_the_mirror_s_keys_are_believed_or_untrue(
-    files: Any, paths: Any, whole: Any, now: Any
-) -> None:
-    news = believe(
-        "mirror", json.dumps({"files": files, "paths": paths, "whole": whole, "now": now})
+    files=st.dictionaries(
+        st.sampled_from([*NAMES, "results.json", "stop"]) | st.text(), st.integers(), max_size=3
     )
-    assert news is None or all(limit(name) is not None for name in news.names)
-
-
-@settings(FUZZ, max_examples=60)
-@given(values=st.lists(JSON, min_size=5, max_size=5))
-def test_any_piece_is_believed_or_untrue(values: list[Any]) -> None:
-    news = believe("mirror", answer({"metrics.jsonl": values}))
-    assert news is None or news.pieces["metrics.jsonl"].offset in (0, 8)
+)
+def test_any_files_of_the_mirror_are_believed_or_untrue(files: dict[str, int]) -> None:
+    found = believe("mirror", listed(files))
+    assert found is None or all(state.size <= (limit(name) or 0) for name, state in found.items())
 
 
 @settings(FUZZ, max_examples=60)

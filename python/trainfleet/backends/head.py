@@ -99,7 +99,7 @@ class Hosts(Place):
         self.transport, self.config, self.run = transport, config, run
         self.folder = config.fleet.shared_folder or ""
         self.head = FleetHead(transport, config, python, code)
-        self.mirror = Mirror(transport, self.folder, code, python, run.folder)
+        self.mirror = Mirror(transport, self.folder, run.folder)
         self.now = 0.0  # time of the last refresh, on the fleet's clock
         self.entry: Host | None = None  # host that responded last
         # stale heartbeats, which did not change while `is_running` waited

@@ -1,9 +1,13 @@
-"""Mirrors the small files of a fleet's run folder over SSH as they change.
+"""Copies a fleet's files to this machine over SSH: the small files of a run folder as they change,
+and complete folders of large files.
 
-Nodes are untrusted, so each response is fully validated before it is applied. A response can only
-name files that match sync_rules.KINDS, within their size limits, and can only append to them or
-replace them. Symbolic links below the run folder are never followed. A node therefore can't change
-files outside the run folder, or files that it does not own.
+The node runs `find` for names, sizes and times, and `dd` for new bytes. SFTP needs a round trip per
+request, which makes it several times slower over long distances (tests/bench/LOG.md).
+
+Nodes are untrusted, so each response is fully validated before it is applied. Only files that match
+sync_rules.KINDS are copied to a run folder, within their size limits. Symbolic links below the run
+folder are never followed. A node therefore can't change files outside the run folder, or files that
+it does not own.
 
 A folder of large files is downloaded completely or not at all, with a progress bar. File and folder
 names must be plain, files must not exceed their announced sizes, and all of them must fit on this
@@ -13,7 +17,7 @@ disk. They are written only to the new folder.
 from __future__ import annotations
 
 import base64
-import json
+import io
 import os
 import re
 import shlex
@@ -21,69 +25,48 @@ import shutil
 import stat
 import sys
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from ..run.run_folder import unwritable
 from ..storage import sync_rules
-from ..storage.sync_rules import FILES, MOST, NAME, Known, limit
+from ..storage.sync_rules import FILES, GROWING, NAME, limit
 from ..trust.errors import BackendError
 from ..trust.safe_output import unguarded
-from ..trust.validation import Count, Moment
-from .host_results import (
-    Host,
-    HostFailure,
-    Implausible,
-    fitted,
-    implausible,
-    settled,
-)
+from .host_results import Host, HostFailure, Implausible, Result, implausible, settled
 from .transport import Transport
 
 TIMEOUT = 30.0
 TOTAL = 64 << 30  # maximum total size of a run folder's small files, in bytes
-ROUNDS = TOTAL // MOST  # maximum responses per refresh
+MOST = 8 << 20  # maximum bytes per piece; a response holds less than twice as many
+PIECE_COST = 16 << 10  # bytes that a piece counts in addition, because it starts a process
+LISTING_TIMEOUT = 60.0
+# prints size, modification time, inode and name of each file, and then the node's time
+LIST = "find . -ignore_readdir_race -maxdepth {} -type f -printf '%s %T@ %i %P\\0'"
+CLOCK = "date +%s.%N"
+BYTES = "bs=1M iflag=skip_bytes,count_bytes status=none"
+LINE = re.compile(r"([0-9]{1,16}) (-?[0-9]{1,10}\.[0-9]{1,10}) ([0-9]{1,20}) (.+)", re.DOTALL)
 
 
-@dataclass(frozen=True)
-class FilePiece:
-    """Part of a file on the node, from byte `offset` to byte `size`."""
+class FileState(NamedTuple):
+    """State of a file: a node's file, or its copy, whose `stamp` is 0.0 if it is incomplete."""
 
-    offset: int
-    data: bytes
-    size: int
-    stamp: float  # modification time, or 0.0 if more bytes follow
-    inode: int
+    size: int = 0
+    stamp: float = 0.0  # modification time
+    inode: int = 0
 
 
-# offset, size, modification time, inode and compressed bytes of a file in a response
-Packed = tuple[Count, Count, Moment, Count, str]
+class Piece(NamedTuple):
+    """Bytes of a file to copy. `batch` numbers the response that contains them."""
 
-
-@dataclass(frozen=True)
-class _Response:
-    """Response of sync_rules.changes."""
-
-    files: dict[str, Packed]
-    paths: tuple[str, ...]
-    whole: bool
-    now: Moment
-
-
-@dataclass(frozen=True)
-class News:
-    """Validated response.
-
-    `names` lists all files on the node. `whole` means that the response is complete. `now` is the
-    node's time.
-    """
-
-    pieces: Mapping[str, FilePiece]
-    names: frozenset[str]
-    whole: bool
-    now: float
+    name: str
+    start: int
+    length: int
+    batch: int
 
 
 @dataclass
@@ -96,10 +79,8 @@ class Mirror:
 
     transport: Transport
     shared: str
-    code: str
-    python: str
     here: Path
-    known: Known = field(default_factory=dict)  # files that this mirror has copied
+    known: dict[str, FileState] = field(default_factory=dict)  # files that this mirror has copied
 
     def refresh(self, host: Host) -> float | HostFailure:
         """Copies new data from `host`, deletes files that were deleted there, and returns the
@@ -109,121 +90,131 @@ class Mirror:
             RunError: the run folder is not writable, or contains a symbolic link in place of a
                 file.
         """
-        words = shlex.join(
-            [
-                "env",
-                f"PYTHONPATH={self.code}/python",
-                "PYTHONSAFEPATH=1",
-                self.python,
-                "-S",
-                "-m",
-                "trainfleet.storage.sync_rules",
-                str(self.here),
-            ]
-        )
-        command = f"cd {shlex.quote(self.shared)} && {words}"
-        for _ in range(ROUNDS):
-            self._forget_lost()
-            answer = settled(
-                self.transport.ask(host, command, stdin=json.dumps(self.known), timeout=TIMEOUT)
-            )
+        here = shlex.quote(str(self.here))
+        command = f"if [ -d {here} ]; then cd {here} && {LIST.format(2)}; fi && {CLOCK}"
+        answer = self._ask(host, command)
+        try:
             if isinstance(answer, HostFailure):
                 return answer
-            try:
-                news = read_news(answer.stdout, self.known)
-                self._require_room(news)
-            except Implausible as error:
-                return implausible(error, "a list of changed files")
-            self._take(news)
-            if news.whole:
-                return news.now
-        return implausible(Implausible("it does not end"), "a list of changed files")
+            found, now = read_listing(answer.stdout)
+            there = _mirrored(found)
+            self._forget_lost()
+            for _, batch in groupby(self._changes(there), lambda piece: piece.batch):
+                if failure := self._copy(host, list(batch), there):
+                    return failure
+        except Implausible as error:
+            return implausible(error, "a list of changed files")
+        for name in set(self.known) - set(there):
+            sync_rules.remove(self.here, name)
+            self.known.pop(name)
+        return now
+
+    def _ask(self, host: Host, command: str, stdin: str = "") -> Result | HostFailure:
+        words = f"cd {shlex.quote(self.shared)} && {command}"
+        return settled(self.transport.ask(host, words, stdin=stdin, timeout=TIMEOUT))
 
     def _forget_lost(self) -> None:
-        """Forgets files that are missing or truncated locally, so that the host resends them."""
-        for name, (size, _, _) in list(self.known.items()):
+        """Forgets files that are missing or truncated locally, so that they are copied again."""
+        for name, copy in list(self.known.items()):
             try:
                 here = os.lstat(self.here / name)
-                kept = stat.S_ISREG(here.st_mode) and here.st_size >= size
+                kept = stat.S_ISREG(here.st_mode) and here.st_size >= copy.size
             except OSError:
                 kept = False
             if not kept:
                 del self.known[name]
 
-    def _require_room(self, news: News) -> None:
-        """Checks that a response fits on this disk.
-
-        Raises Implausible if the folder would exceed TOTAL, or RunError if the disk is too full.
+    def _changes(self, there: Mapping[str, FileState]) -> Iterator[Piece]:
+        """Yields the pieces of new and changed files. If a file has only grown, they are its new
+        bytes.
         """
-        coming = sum(len(piece.data) for piece in news.pieces.values())
-        sizes = {name: size for name, (size, _, _) in self.known.items()} | {
-            n: p.size for n, p in news.pieces.items()
-        }
-        if sum(sizes.values()) > TOTAL:
-            raise Implausible(f"more than {TOTAL >> 30} GiB of small files")
-        sync_rules.require_room(self.here, coming)
+        total = 0
+        for name, found in there.items():
+            copy = self.known.get(name, FileState())
+            if copy == found:
+                continue
+            grows = name.endswith(GROWING) or copy.stamp == 0.0
+            same = copy.inode == found.inode and copy.size <= found.size
+            begin = copy.size if grows and same else 0
+            for start in range(begin, max(found.size, begin + 1), MOST):
+                length = min(MOST, found.size - start)
+                yield Piece(name, start, length, total // MOST)
+                total += length + PIECE_COST
 
-    def _take(self, news: News) -> None:
-        for name, piece in news.pieces.items():
-            try:
-                sync_rules.write(self.here, name, piece.offset, piece.data, piece.stamp)
-            # the file was deleted locally, so the next refresh will copy it again
-            except FileNotFoundError:
-                self.known.pop(name, None)
-            else:
-                self.known[name] = (piece.size, piece.stamp, piece.inode)
-        for name in set(self.known) - news.names:
-            sync_rules.remove(self.here, name)
-            self.known.pop(name)
+    def _copy(
+        self, host: Host, batch: list[Piece], there: Mapping[str, FileState]
+    ) -> HostFailure | None:
+        script = "".join(
+            # the names match sync_rules.KINDS, so they need no quotes
+            f"dd if={piece.name} skip={piece.start} count={piece.length} {BYTES}\n"
+            for piece in batch
+        )
+        packed = f"cd {shlex.quote(str(self.here))} && sh | gzip -1 | base64 -w 0"
+        answer = self._ask(host, packed, script)
+        if isinstance(answer, HostFailure):
+            return answer
+        size = sum(piece.length for piece in batch)
+        data = io.BytesIO(_unpack(answer.stdout, size))
+        # a file that shrank after it was listed is copied again by the next refresh
+        if data.getbuffer().nbytes == size:
+            sync_rules.require_room(self.here, size)
+            for piece in batch:
+                self._take(piece, data.read(piece.length), there[piece.name])
+        return None
+
+    def _take(self, piece: Piece, data: bytes, found: FileState) -> None:
+        copy, end = self.known.pop(piece.name, FileState()), piece.start + piece.length
+        if piece.start not in (0, copy.size):
+            return
+        stamp = found.stamp if end == found.size else 0.0
+        # if the file was deleted locally, the next refresh copies it again
+        with suppress(FileNotFoundError):
+            sync_rules.write(self.here, piece.name, piece.start, data, stamp)
+            self.known[piece.name] = FileState(end, stamp, found.inode)
 
 
-def read_news(text: str, known: Known) -> News:
-    """Parses and validates a node's response, given the files `known` here. Raises Implausible if
-    it is invalid.
+def read_listing(text: str) -> tuple[dict[str, FileState], float]:
+    """Parses the output of LIST and CLOCK into the files by name, and the node's time.
+
+    Raises Implausible if it is malformed.
     """
-    found = fitted(_Response, text)
-    names = frozenset(found.paths)
-    if not len(found.paths) == len(names) <= FILES or not found.files.keys() <= names:
-        raise Implausible("the file names contradict each other")
-    if strange := next((name for name in sorted(names) if limit(name) is None), None):
-        raise Implausible(f"{strange[:100]!a} is not a file name of a run folder")
-    room, pieces = MOST, {}
-    for name, values in found.files.items():
-        pieces[name] = _piece(name, values, known, room)
-        room -= len(pieces[name].data)
-    if not found.whole and room:
-        raise Implausible("it is incomplete, but below the size limit")
-    return News(pieces, names, found.whole, found.now)
+    found: dict[str, FileState] = {}
+    *lines, end = text.split("\0")
+    for line in lines:
+        match = LINE.fullmatch(line)
+        if not match:
+            raise Implausible(f"unexpected line {line[:80]!a}")
+        found[match[4]] = FileState(int(match[1]), float(match[2]), int(match[3]))
+    if not re.fullmatch(r"[0-9]{1,10}\.[0-9]{9}\n", end):
+        raise Implausible(f"{end[:80]!a} is not a time")
+    return found, float(end)
 
 
-def _piece(name: str, values: Packed, known: Known, room: int) -> FilePiece:
-    """Validates one file in a response.
-
-    The bytes must extend or replace the local copy, and the file must not exceed its size limit.
-    """
-    offset, size, stamp, inode, packed = values
-    if offset not in (0, known.get(name, (0, 0.0, 0))[0]):
-        raise Implausible(f"the bytes of {name} do not continue the local copy")
-    data = _unpack(name, packed, room)
-    if size != offset + len(data) or size > (limit(name) or 0):
-        raise Implausible(f"{name} has an impossible size")
-    return FilePiece(offset, data, size, stamp, inode)
+def _mirrored(found: Mapping[str, FileState]) -> dict[str, FileState]:
+    """Returns the files to copy to a run folder. Large ones that grow are limited in size."""
+    there = {
+        name: state._replace(size=min(state.size, most))
+        for name, state in found.items()
+        if (most := limit(name)) is not None and (state.size <= most or name.endswith(GROWING))
+    }
+    if len(there) > FILES or sum(state.size for state in there.values()) > TOTAL:
+        raise Implausible(f"more than {FILES:,} small files or {TOTAL >> 30} GiB")
+    return there
 
 
-def _unpack(name: str, packed: str, room: int) -> bytes:
-    """Decompresses a file's bytes, but never more than `room` bytes."""
+def _unpack(packed: str, size: int) -> bytes:
+    """Decompresses a response of at most `size` bytes. Raises Implausible if it is invalid."""
     try:
-        stream = zlib.decompressobj()
-        data = stream.decompress(base64.b85decode(packed), room + 1)
+        stream = zlib.decompressobj(31)  # gzip
+        data = stream.decompress(base64.b64decode(packed, validate=True), size + 1)
     except (ValueError, zlib.error) as error:
-        raise Implausible(f"can't decompress {name}: {error}") from error
-    if len(data) > room or not stream.eof or stream.unused_data:
-        raise Implausible(f"{name} has more bytes than an answer may have")
+        raise Implausible(f"can't decompress it: {error}") from error
+    if len(data) > size or not stream.eof or stream.unused_data:
+        raise Implausible(f"it has more than {size:,} bytes")
     return data
 
 
 MOST_FILES, MOST_BYTES = 10_000, 1 << 50
-LISTING_TIMEOUT = 60.0
 Advance = Callable[[int], object]
 
 
@@ -256,36 +247,29 @@ def fetch(transport: Transport, host: Host, there: str, here: Path) -> dict[str,
 
 def listing(transport: Transport, host: Host, there: str) -> dict[str, int]:
     """Returns file → size in bytes for a folder on a host."""
-    answer = settled(
-        transport.ask(
-            host,
-            f"cd {shlex.quote(there)} && find . -type f -printf '%s %P\\n' | sort -k 2",
-            timeout=LISTING_TIMEOUT,
-        )
-    )
+    command = f"cd {shlex.quote(there)} && {LIST.format(4)} && {CLOCK}"
+    answer = settled(transport.ask(host, command, timeout=LISTING_TIMEOUT))
     if isinstance(answer, HostFailure):
         raise BackendError(str(answer), where=f"{host.name}:{there}", next="make doctor")
     try:
-        return read_listing(answer.stdout)
+        return read_sizes(answer.stdout)
     except Implausible as error:
         raise BackendError(
             implausible(error, "a list of files").message, where=host.name, next="check that host"
         ) from error
 
 
-def read_listing(text: str) -> dict[str, int]:
-    """Parses the output of `find` into file → size in bytes.
+def read_sizes(text: str) -> dict[str, int]:
+    """Parses a listing into file → size in bytes, ordered by name.
 
-    Raises Implausible for malformed lines, unexpected names, or too many files or bytes.
+    Raises Implausible if it is malformed, or has unexpected names, or too many files or bytes.
     """
-    sizes: dict[str, int] = {}
-    for line in filter(None, text.split("\n")):
-        match = re.fullmatch(rf"([0-9]{{1,16}}) ({NAME}(/{NAME}){{0,2}})", line)
-        if not match or match[2] in sizes or len(sizes) >= MOST_FILES:
-            raise Implausible(f"unexpected line {line[:80]!a}")
-        sizes[match[2]] = int(match[1])
-    if sum(sizes.values()) > MOST_BYTES:
-        raise Implausible("the total size exceeds that of any model")
+    sizes = {name: state.size for name, state in sorted(read_listing(text)[0].items())}
+    for name in sizes:
+        if not re.fullmatch(rf"{NAME}(/{NAME}){{0,2}}", name):
+            raise Implausible(f"unexpected name {name[:80]!a}")
+    if len(sizes) > MOST_FILES or sum(sizes.values()) > MOST_BYTES:
+        raise Implausible("it has more files or bytes than any model")
     return sizes
 
 

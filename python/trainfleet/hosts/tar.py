@@ -7,14 +7,19 @@ from __future__ import annotations
 import codecs
 import hashlib
 import io
+import math
 import select
 import tarfile
+import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
 from ..process import install_paths
 from ..process.install_paths import PACKAGES, ROOT
+from .ssh_errors import MOST_SAID, LinkLost, TooMuch
 
 LOCKS = ("requirements.lock", "requirements-cuda.lock")
 PARTS = (
@@ -79,6 +84,33 @@ OUTPUT_BEGINS = b"== trainfleet\n"
 GREETING = 1 << 20  # maximum size of a greeting before the mark, in bytes
 
 
+def converse(channel: Any, command: str, stdin: bytes, timeout: float) -> tuple[int, str, str]:
+    """Runs a command. Returns its exit code, and its output without a login shell's greeting.
+
+    Raises:
+        TimeoutError: the command is still running after `timeout` seconds.
+        LinkLost: the connection was lost. The command may keep running until its timeout.
+        TooMuch: the command printed more than MOST_SAID bytes.
+    """
+    out, err = bytearray(), bytearray()
+
+    def keep(data: bytes, output: bytearray) -> None:
+        output += data
+        if len(out) + len(err) > MOST_SAID:
+            raise TooMuch
+
+    with closing(channel):
+        channel.settimeout(timeout)
+        channel.exec_command(command)
+        channel.sendall(stdin)
+        channel.shutdown_write()
+        deadline = time.monotonic() + timeout + 1
+        code = _forward(channel, partial(keep, output=out), partial(keep, output=err), deadline)
+    if code < 0:
+        raise LinkLost
+    return code, said(out).decode(errors="replace"), said(err).decode(errors="replace")
+
+
 def stream(channel: Any, command: str, stdin: bytes, out: Sink, err: Sink) -> int:
     """Runs a command and returns its exit code, or -1 if the connection was lost.
 
@@ -86,7 +118,12 @@ def stream(channel: Any, command: str, stdin: bytes, out: Sink, err: Sink) -> in
     """
     channel.exec_command(command)
     channel.sendall(stdin)
-    out, err, poll = _after_mark(out), _after_mark(err), select.poll()
+    return _forward(channel, _after_mark(out), _after_mark(err), math.inf)
+
+
+def _forward(channel: Any, out: Sink, err: Sink, deadline: float) -> int:
+    """Forwards a command's output, and returns its exit code or -1. Raises TimeoutError."""
+    poll = select.poll()
     poll.register(channel.fileno(), select.POLLIN)
     while True:
         ended = channel.eof_received or channel.closed
@@ -94,10 +131,13 @@ def stream(channel: Any, command: str, stdin: bytes, out: Sink, err: Sink) -> in
             out(channel.recv(1 << 16))
         while channel.recv_stderr_ready():
             err(channel.recv_stderr(1 << 16))
-        if ended:
-            channel.status_event.wait(5.0)
+        left = min(1.0, max(0.0, deadline - time.monotonic()))
+        if ended and channel.status_event.wait(left):
             return int(channel.exit_status)
-        poll.poll(1000)
+        if not left:
+            raise TimeoutError
+        if not ended:
+            poll.poll(left * 1000)
 
 
 def _after_mark(sink: Sink) -> Sink:
@@ -119,7 +159,7 @@ def _after_mark(sink: Sink) -> Sink:
     return take
 
 
-def said(output: bytes) -> bytes:
+def said(output: bytes | bytearray) -> bytes | bytearray:
     """Strips a login shell's greeting from a command's output."""
     before, found, rest = output.partition(OUTPUT_BEGINS)
     return rest if found else before

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import base64
 import logging
-import select
 import shlex
 import socket
 import sys
@@ -34,8 +33,8 @@ from ..config.types import SshConfig
 from . import ssh_config
 from .host_results import Answers, Host, HostFailure, Result
 from .ssh_config import KnownHosts
-from .ssh_errors import MOST_SAID, JumpFailed, LinkLost, TooMuch, explain, is_late
-from .tar import OUTPUT_BEGINS, Sink, pack, said, stream
+from .ssh_errors import JumpFailed, LinkLost, explain, is_late
+from .tar import OUTPUT_BEGINS, Sink, converse, pack, stream
 
 if TYPE_CHECKING:
     from fabric import Connection
@@ -132,7 +131,15 @@ class Transport:
         try:
             connection = self._connection(host)
             began = time.monotonic()
-            return _converse(connection, bounded(command, timeout), stdin, timeout)
+            sent = stdin.encode() if isinstance(stdin, str) else stdin or b""
+            limit = timeout + GRACE
+            code, out, err = converse(
+                connection.create_session(), bounded(command, timeout), sent, limit
+            )
+            seconds = time.monotonic() - began
+            if code == 124 and seconds >= timeout:
+                raise TimeoutError
+            return Result(code, out, err, seconds)
         except Exception as error:
             if why := self._left_behind.pop(host, None):
                 return HostFailure("slow", why, f"ping {host.address}")
@@ -405,66 +412,3 @@ def _end(transport: Any) -> None:
     """
     with suppress(Exception):
         transport.close()
-
-
-def _converse(
-    connection: Connection, command: str, stdin: str | bytes | None, timeout: float
-) -> Result:
-    """Runs a command in a separate SSH session.
-
-    Raises:
-        TimeoutError: the command is still running GRACE seconds after its timeout.
-        LinkLost: the connection was lost. The command may keep running until its timeout.
-        TooMuch: the command printed more than MOST_SAID bytes.
-    """
-    began = time.monotonic()
-    channel = connection.create_session()
-    try:
-        channel.settimeout(timeout + GRACE)
-        channel.exec_command(command)
-        if stdin:
-            channel.sendall(stdin.encode() if isinstance(stdin, str) else stdin)
-        channel.shutdown_write()
-        out, err = _drain(channel, began + timeout + GRACE + 1)
-        code = channel.exit_status
-        if code < 0:
-            raise LinkLost
-        if code == 124 and time.monotonic() - began >= timeout:
-            raise TimeoutError
-        return Result(
-            code,
-            said(out).decode(errors="replace"),
-            said(err).decode(errors="replace"),
-            time.monotonic() - began,
-        )
-    finally:
-        channel.close()
-
-
-def _drain(channel: Any, deadline: float) -> tuple[bytes, bytes]:
-    """Returns the stdout and stderr of a command once it has finished."""
-    out, err = bytearray(), bytearray()
-    poll = select.poll()
-    poll.register(channel.fileno(), select.POLLIN)
-    while True:
-        ended = channel.eof_received or channel.closed
-        while channel.recv_ready():
-            out += channel.recv(1 << 16)
-            _require_end(out, err)
-        while channel.recv_stderr_ready():
-            err += channel.recv_stderr(1 << 16)
-            _require_end(out, err)
-        if ended:
-            break
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        poll.poll(min(left, 1.0) * 1000)
-    if not channel.status_event.wait(max(0.0, deadline - time.monotonic())):
-        raise TimeoutError
-    return bytes(out), bytes(err)
-
-
-def _require_end(out: bytearray, err: bytearray) -> None:
-    if len(out) + len(err) > MOST_SAID:
-        raise TooMuch

@@ -85,7 +85,7 @@ class There:
     Parts belong to the newest generation (1 or more), and are in order up to the first gap.
     """
 
-    objects: tuple[s3.Object, ...]
+    objects: list[s3.Object]
     generation: int = 0
 
 
@@ -155,7 +155,6 @@ class FolderSync:
 
     def look(self, below: str = "") -> dict[str, There]:
         """Returns the files in S3 by name."""
-        parts: dict[str, dict[int, dict[int, s3.Object]]] = {}
         found: dict[str, There] = {}
         for entry in s3.list_objects(f"{self.address}/{below}"):
             key = entry.address[len(self.address) + 1 :]
@@ -163,12 +162,15 @@ class FolderSync:
             if travels(name) is None:
                 continue
             if match and grows(name):
-                parts.setdefault(name, {}).setdefault(int(match[2]), {})[int(match[3])] = entry
+                generation, number = int(match[2]), int(match[3])
+                newest = found.get(name)
+                if newest is None or newest.generation < generation:
+                    newest = found[name] = There([], generation)
+                # the listing is ordered by key, so parts after a gap do not match
+                if (generation, number) == (newest.generation, len(newest.objects)):
+                    newest.objects.append(entry)
             elif not grows(name) and self._object(name) == entry.address:
-                found[name] = There((entry,))
-        for name, generations in parts.items():
-            newest = max(generations)
-            found[name] = There(tuple(_in_order(generations[newest])), newest)
+                found[name] = There([entry])
         if len(found) > sync_rules.FILES:
             raise S3Error(
                 "has more files than a run folder may have",
@@ -360,10 +362,3 @@ def file_of(key: str) -> str:
     """Returns the name of the file that an object stores, completely or in part."""
     match = _PART.fullmatch(key)
     return match[1] if match and grows(match[1]) else key.removeprefix("asked/")
-
-
-def _in_order(parts: dict[int, s3.Object]) -> Iterator[s3.Object]:
-    number = 0
-    while number in parts:
-        yield parts[number]
-        number += 1

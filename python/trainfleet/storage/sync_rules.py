@@ -1,32 +1,19 @@
-"""Rules for run folder files that are copied between machines, their changes since the last copy,
-and writes of the copies.
+"""Rules for run folder files that are copied between machines, and writes of the copies.
 
 Incoming content is not trusted. Only files with these names are written, up to their maximum sizes.
 Symbolic links below the run folder are never followed.
-
-`python -m trainfleet.storage.sync_rules FOLDER < KNOWN` prints the changes in a run folder as JSON.
-KNOWN describes the receiver's copies as {path: [size, time, inode]}. If a file has only grown, just
-the new bytes are sent. A replaced file is sent in full. Only files that match KINDS are sent, and
-the receiver rejects all others (hosts/mirror.py). Runs once per second, so this module needs only
-the standard library to start quickly.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import errno
-import json
 import os
 import re
 import shutil
 import stat
-import sys
-import time
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from ..process import file_systems
 from ..run.run_folder import unwritable
@@ -134,78 +121,3 @@ def _refused(path: Path, error: OSError) -> RunError:
             next=f"ls -ld {path.parent} {path}",
         )
     return unwritable(path, error)
-
-
-MOST = 8 << 20  # maximum bytes per response; the next response continues from there
-Known = dict[str, tuple[int, float, int]]
-
-
-def changes(folder: Path, known: Known) -> dict[str, Any]:
-    """Returns one response for the receiver.
-
-    `files` is {path: [offset, size, time, inode, data]}, and `paths` lists all files. `whole` means
-    that the receiver is up to date after this response. `now` is this machine's time.
-    """
-    untrusted_input.seal(folder)
-    files, paths, room = {}, [], MOST
-    for path, name, most in _files(folder):
-        stat = path.stat()
-        number = stat.st_ino % 2**63  # the receiver reads signed integers
-        there = min(stat.st_size, most)
-        paths.append(name)
-        size, stamp, inode = known.get(name, (0, 0.0, 0))
-        if (there, stat.st_mtime, number) == (size, stamp, inode) or room <= 0:
-            continue
-        # a time of 0.0 marks a file that is only partially sent
-        goes_on = name.endswith(GROWING) or stamp == 0.0
-        offset = size if goes_on and there >= size and number == inode else 0
-        with open(path, "rb", opener=untrusted_input.opener) as file:
-            file.seek(offset)
-            data = file.read(min(room, most - offset))
-        room -= len(data)
-        ended = offset + len(data)
-        whole = stat.st_mtime if ended >= there else 0.0
-        files[name] = [
-            offset,
-            ended,
-            whole,
-            number,
-            base64.b85encode(zlib.compress(data)).decode(),
-        ]
-    return {"files": files, "paths": paths, "whole": room > 0, "now": time.time()}
-
-
-def _files(folder: Path) -> Iterator[tuple[Path, str, int]]:
-    """Yields the path, name and size limit of at most FILES files."""
-    count = 0
-    for path in _listed(folder):
-        name = str(path.relative_to(folder))
-        most = limit(name)
-        if (
-            most is None
-            or path.is_symlink()
-            or not path.is_file()
-            or (path.stat().st_size > most and not name.endswith(GROWING))
-        ):
-            continue
-        count += 1
-        if count > FILES:
-            return
-        yield path, name, most
-
-
-def _listed(folder: Path) -> Iterator[Path]:
-    """Yields the files in the folder and the entries of its immediate subfolders."""
-    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        yield from sorted(path.iterdir()) if path.is_dir() else [path]
-
-
-if __name__ == "__main__":
-    print(
-        json.dumps(
-            changes(
-                Path(sys.argv[1]),
-                {name: tuple(known) for name, known in json.load(sys.stdin).items()},
-            )
-        )
-    )
