@@ -5,13 +5,6 @@ from __future__ import annotations
 ROOMS, ARROWS = 25, 147  # at most
 TOKENS, MODULES = 423737, 322
 DENSE = {  # more than 250 tokens
-    "backends/batch.py:status_of",
-    "backends/batch_request.py:container",
-    "backends/sagemaker_request.py:body",
-    "backends/sagemaker_request.py:refuse",
-    "backends/slurm/__init__.py:Slurm.status",
-    "backends/slurm/cluster_file.py:_queue",
-    "backends/slurm/cluster_file.py:refuse",
     "backends/slurm/sbatch.py:_body",
     "backends/ssh.py:Ssh.submit",
     "data/masking.py:Masked._pairs",
@@ -27,14 +20,7 @@ DENSE = {  # more than 250 tokens
     "hosts/platform.py:_build",
 }
 BRANCHED = {  # more than 12 decisions
-    "backends/batch.py:status_of",
-    "backends/sagemaker_request.py:body",
-    "backends/sagemaker_request.py:refuse",
-    "backends/slurm/__init__.py:Slurm.status",
     "backends/slurm/cluster_checks.py:partitions",
-    "backends/slurm/cluster_file.py:_lacks",
-    "backends/slurm/cluster_file.py:_refuse_queues",
-    "backends/slurm/cluster_file.py:refuse",
     "backends/ssh.py:Ssh.cut_off",
     "data/sources.py:plan_units",
     "hosts/host_setup.py:Application.run",
@@ -44,8 +30,6 @@ BRANCHED = {  # more than 12 decisions
     "hosts/platform.py:_build",
 }
 LONG = {  # more than 450 lines
-    "backends/slurm/__init__.py",
-    "backends/slurm/cluster_file.py",
     "backends/ssh.py",
     "hosts/preflight.py",
     "run/run_folder.py",

@@ -13,8 +13,8 @@ import yaml
 
 from aws.validation import problems_of
 from trainfleet.backends import BACKENDS, terms_of
-from trainfleet.backends.node_script import bodies
-from trainfleet.backends.sagemaker_request import METRICS, input_of
+from trainfleet.backends.node_script import FORMS, bodies
+from trainfleet.backends.sagemaker_request import input_of
 from trainfleet.config import Config, Settings, load
 from trainfleet.hardware import node_types
 from trainfleet.hosts.install_steps import lock_name
@@ -222,7 +222,8 @@ def test_a_logged_step_is_what_sagemaker_s_metrics_read() -> None:
     import re
 
     line = "rank 0  07:01:02.345 | step 1,234  loss 3.2101  98765 tokens/s  validation 3.4"
-    assert {name: re.search(regex, line)[1] for name, regex in METRICS.items()} == {  # type: ignore[index]
+    rows = FORMS["training job"]["AlgorithmSpecification"]["MetricDefinitions"]
+    assert {row["Name"]: re.search(row["Regex"], line)[1] for row in rows} == {  # type: ignore[index]
         "loss": "3.2101", "tokens_per_second": "98765", "validation_loss": "3.4",
     }  # fmt: skip
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from trainfleet.backends.base import Phase, Status
-from trainfleet.backends.batch_request import retries
+from trainfleet.backends.node_script import FORMS
 from trainfleet.plan.job import Job, Request
 from trainfleet.run.run_folder import Run
 from trainfleet.watch.causes import CAUSES, Then
@@ -63,7 +63,7 @@ def test_a_reason_has_its_verdict(
 
 
 def test_batch_itself_tries_again_what_a_machine_did_and_nothing_else() -> None:
-    rules = retries(3)["evaluateOnExit"]
+    rules = FORMS["job definition"]["retryStrategy"]["evaluateOnExit"]
     assert rules[-1] == {"onReason": "*", "action": "EXIT"}, (
         "without it Batch tries again whatever matches no rule"
     )

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib import import_module
 
-from ..config import BackendTerms, Config
+from ..config import BackendTerms, Config, Refusals
 from ..config.owned_machines import untold
 from ..hardware import node_types
 from ..process import install_paths
@@ -140,7 +140,7 @@ def _node_elsewhere(row: node_types.NodeType | None, nodes: int) -> node_types.N
     return node_types.node(row, nodes)
 
 
-def _refuse(config: Config) -> Iterator[tuple[str, str]]:
+def _refuse(config: Config) -> Refusals:
     """Yields an error for each setting that the backend rejects, and one if the nodes' accelerators
     are unknown.
     """
@@ -155,7 +155,7 @@ def _refuse(config: Config) -> Iterator[tuple[str, str]]:
     yield from _refuse_known(config)
 
 
-def _refuse_known(config: Config) -> Iterator[tuple[str, str]]:
+def _refuse_known(config: Config) -> Refusals:
     """Yields the same errors as `_refuse`, except for unknown accelerators."""
     backend, own = BACKENDS[config.fleet.backend], config.fleet.accelerator
     yield from backend.refuse(config)
@@ -176,7 +176,7 @@ def _refuse_known(config: Config) -> Iterator[tuple[str, str]]:
         )
 
 
-def _refuse_arm(config: Config) -> Iterator[tuple[str, str]]:
+def _refuse_arm(config: Config) -> Refusals:
     """Yields an error for each setting that requires x86-64 builds, if the nodes have ARM CPUs.
 
     This applies to GB200 and GH200 nodes.

@@ -29,7 +29,7 @@ from ..cloud.prices import Prices, by_table, in_region
 from ..cloud.scheduler_template import SchedulerStack
 from ..cloud.spending import Spending
 from ..cloud.template_inputs import own_tags, pairs
-from ..config import Config
+from ..config import Config, Refusals
 from ..config.goodput import saving_of
 from ..plan.estimate import Bill
 from ..plan.job import Artifact, Job
@@ -177,7 +177,7 @@ class Hosted(Backend):
         return Calls(region_of(self.config))
 
     @classmethod
-    def lacks(cls, config: Config) -> Iterator[tuple[str, str]]:
+    def lacks(cls, config: Config) -> Refusals:
         """Yields an error for each setting that neither service supports."""
         yield from supported_keys.refuse(config)
         yield from unshared(config)

@@ -22,13 +22,13 @@ purchase(), bake(), probe().
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
-from ..config import Config
+from ..config import Config, Refusals
 from ..hosts.facts import Facts
 from ..node.placement import PlacementSource, Terms
 from ..plan.estimate import Bill
@@ -212,7 +212,7 @@ class Backend(Protocol):
 
     @staticmethod
     @abstractmethod
-    def refuse(config: Config) -> Iterator[tuple[str, str]]: ...
+    def refuse(config: Config) -> Refusals: ...
     @abstractmethod
     def plan(self, job: Job, without: Mapping[str, str]) -> Request: ...
     @abstractmethod

@@ -12,7 +12,7 @@ Tested: requests against botocore's models, and a fake of Batch that runs real c
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from ..cloud.prices import Prices, by_table
 from ..cloud.scheduler_template import DISK
 from ..cloud.template_inputs import slug, stack_name, tokenizing_queue
 from ..cloud.template_parts import statements
-from ..config import Config
+from ..config import Config, Refusals
 from ..config.types import Aws
 from ..hosts.platform import load_platform
 from ..node.entrypoint import AGAIN
@@ -83,7 +83,7 @@ class Batch(Hosted):
         return self.queues[-1] if job.kind == "tokenize" else self.queue
 
     @staticmethod
-    def refuse(config: Config) -> Iterator[tuple[str, str]]:
+    def refuse(config: Config) -> Refusals:
         yield from Batch.lacks(config)
         yield from unsupported.refuse_of_scheduler(config)
         if config.fleet.spot or config.fleet.aws.capacity == "spot":
@@ -297,7 +297,7 @@ class Batch(Hosted):
         return spending.of_batch(config, prices)
 
 
-def _refuse_beside(queue: str, config: Config) -> Iterator[tuple[str, str]]:
+def _refuse_beside(queue: str, config: Config) -> Refusals:
     """Yields an error for each setting that has no effect on a user-provided queue."""
     region = config.fleet.aws.region
     if ":" in queue and region and queue.split(":")[3] != region:
@@ -324,49 +324,45 @@ def status_of(job: JobRecord, parts: Mapping[int, JobRecord], waits: str) -> Sta
     job.
     """
     phase, attempts = PHASES[job["status"]], len(job.get("attempts", ()))
-    addresses = [part.get("container", {}).get("networkInterfaces", []) for part in parts.values()]
-    hosts = tuple(faces[0].get("privateIpv4Address", "") for faces in addresses if faces)
+    containers = [part.get("container", {}) for part in parts.values()]
+    hosts = tuple(
+        cards[0].get("privateIpv4Address", "")
+        for container in containers
+        if (cards := container.get("networkInterfaces"))
+    )
     if phase is not Phase.ENDED:
-        leaving = job.get("isTerminated") or job.get("isCancelled")
+        if phase is Phase.RUNNING and _asked(job):
+            phase = Phase.STOPPING
         words = waits if phase is Phase.QUEUED else ""
-        return Status(
-            Phase.STOPPING if leaving and phase is Phase.RUNNING else phase,
-            words,
-            attempts + 1,
-            hosts=hosts,
-        )
-    lost = {
-        node: said
-        for node, part in parts.items()
-        if HOST.search(said := part.get("statusReason", ""))
-    }
-    exits = {node: _exit(part) for node, part in parts.items() if node not in lost}
-    if exits.get(0) in (ELSEWHERE, AGAIN) and (
-        lost or any(code for node, code in exits.items() if node)
-    ):
-        exits[0] = 0  # the main node only propagated another node's failure
-    if job["status"] == "FAILED" and not any(exits.values()) and not lost and not _asked(job):
-        exits[0] = 1
-    why = (
-        f"{ON_REQUEST}: {job.get('statusReason', '')}"
-        if job.get("isTerminated")
-        else job.get("statusReason", "")
-    )
-    said = [why, *(part.get("container", {}).get("reason", "") for part in parts.values())]
-    return Status(
-        phase, "\n".join(dict.fromkeys(filter(None, said))), max(1, attempts), exits, lost, hosts
-    )
+        return Status(phase, words, attempts + 1, hosts=hosts)
+    exits, lost = _outcome(job, parts)
+    why = job.get("statusReason", "")
+    if job.get("isTerminated"):
+        why = f"{ON_REQUEST}: {why}"
+    said = filter(None, [why, *(container.get("reason") for container in containers)])
+    return Status(phase, "\n".join(dict.fromkeys(said)), attempts or 1, exits, lost, hosts)
 
 
-def _exit(part: JobRecord) -> int:
-    """Returns a node's exit code.
+def _outcome(
+    job: JobRecord, parts: Mapping[int, JobRecord]
+) -> tuple[dict[int, int], dict[int, str]]:
+    """Returns the exit codes of an ended job's nodes, and why the others were lost.
 
-    For a node that never ran, returns 1 if Batch marked it as failed, otherwise 0.
+    A node that never ran has exit code 1 if Batch marked it as failed, otherwise 0.
     """
-    code = part.get("container", {}).get("exitCode")
-    if code is not None:
-        return int(code)
-    return int(part.get("status") == "FAILED" and not _asked(part))
+    exits, lost = dict[int, int](), dict[int, str]()
+    for node, part in parts.items():
+        if HOST.search(why := part.get("statusReason", "")):
+            lost[node] = why
+        else:
+            failed = part.get("status") == "FAILED" and not _asked(part)
+            exits[node] = int(part.get("container", {}).get("exitCode", failed))
+    # the main node only propagated another node's failure
+    if exits.get(0) in (ELSEWHERE, AGAIN) and (lost or any((exits | {0: 0}).values())):
+        exits[0] = 0
+    if job["status"] == "FAILED" and not (lost or any(exits.values()) or _asked(job)):
+        exits[0] = 1
+    return exits, lost
 
 
 def _asked(job: JobRecord) -> bool:

@@ -25,7 +25,7 @@ from ..cloud.calls import Calls, region_of, through_agent
 from ..cloud.capacity import Blocks, Paid
 from ..cloud.stack_nodes import FleetStack, StackNode
 from ..cloud.template_storage import log_group
-from ..config import Config
+from ..config import Config, Refusals
 from ..hosts import host_commands, preflight
 from ..hosts.facts import Facts
 from ..hosts.fleet import hosts_of
@@ -271,7 +271,7 @@ class Ec2(Ssh):
         return spending.of_ec2(self.config).bill(self.fleet.nodes)
 
     @staticmethod
-    def refuse(config: Config) -> Iterator[tuple[str, str]]:
+    def refuse(config: Config) -> Refusals:
         yield from Ssh.refuse(config)
         yield from unsupported.refuse(config)
         if config.fleet.hosts and HEAD not in os.environ:  # on the head, the config lists the hosts

@@ -16,12 +16,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 
 from ..checkpoints import init_from
-from ..config import Config
+from ..config import Config, Refusals
 from ..config.addresses import absent
 from ..hardware import node_types
 from ..hosts import facts as reading
@@ -63,7 +63,7 @@ class Local(Backend):
         self._asked: set[str] = set()
 
     @staticmethod
-    def refuse(config: Config) -> Iterator[tuple[str, str]]:
+    def refuse(config: Config) -> Refusals:
         if config.fleet.instance_type is not None:
             yield (
                 "fleet.instance_type",
@@ -289,7 +289,7 @@ def _alive(file: Path) -> int:
     return pid if pid and identity(pid) == said else 0
 
 
-def _other(config: Config) -> Iterator[tuple[str, str]]:
+def _other(config: Config) -> Refusals:
     """Yields an error for each fleet.accelerator setting that contradicts this machine's drivers.
 
     Skipped under WSL, because the drivers expose no device files there.

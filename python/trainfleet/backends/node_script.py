@@ -14,7 +14,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..cloud.template_parts import fill
 from ..config import Config
+from ..config.tables import read_table
 from ..hardware import node_types
 from ..health import fence
 from ..hosts.install_steps import lock_name
@@ -160,6 +162,14 @@ def container_words(
 CARD = "eth0"
 TOKEN = r"[0-9a-f]{16}"
 Body = dict[str, Any]
+
+
+FORMS = read_table(Path(__file__).with_name("requests.yaml"))
+
+
+def form(name: str, **values: Any) -> Any:
+    """Returns a form of requests.yaml with `values` (see `fill`)."""
+    return fill(FORMS[name], **values)
 
 
 def artifact(number: int, service: str, operation: str, body: Body) -> Artifact:

@@ -11,12 +11,12 @@ import platform
 import re
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, Self
 
-from ..config import Config
+from ..config import Config, Refusals
 from ..health.lease import (
     FILE,
     Holder,
@@ -336,7 +336,7 @@ def _is_launcher_s(name: str) -> bool:
     return owned or is_asked(name) or bool(SHARED.fullmatch(name))
 
 
-def unpacked(config: Config) -> Iterator[tuple[str, str]]:
+def unpacked(config: Config) -> Refusals:
     """Yields an error if the config names no image, for backends that run only images."""
     if config.fleet.container == "none":
         yield (
@@ -345,7 +345,7 @@ def unpacked(config: Config) -> Iterator[tuple[str, str]]:
         )
 
 
-def unshared(config: Config) -> Iterator[tuple[str, str]]:
+def unshared(config: Config) -> Refusals:
     """Yields an error for each configured folder outside S3, for backends without a shared disk."""
     for key, value, what in (
         ("fleet.shared_folder", config.fleet.shared_folder, "the run's small files"),

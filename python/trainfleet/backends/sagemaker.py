@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -27,7 +27,7 @@ from ..cloud.prices import Prices
 from ..cloud.resource_types import ENDED, LOGS
 from ..cloud.spending import Spending, of_sagemaker
 from ..cloud.template_inputs import slug
-from ..config import Config
+from ..config import Config, Refusals
 from ..data.manifest import ITEM_BYTES, find
 from ..node.placements.sagemaker import PLACEMENT
 from ..plan.estimate import Bill
@@ -117,7 +117,7 @@ class SageMaker(Hosted):
         return super().bill()
 
     @staticmethod
-    def refuse(config: Config) -> Iterator[tuple[str, str]]:
+    def refuse(config: Config) -> Refusals:
         yield from SageMaker.lacks(config)
         yield from sagemaker_request.refuse(config)
 

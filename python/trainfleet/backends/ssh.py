@@ -15,12 +15,12 @@ from __future__ import annotations
 import shlex
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from zlib import crc32
 
-from ..config import Config
+from ..config import Config, Refusals
 from ..config.host_list import parse_hosts
 from ..health import lease
 from ..hosts import host_commands
@@ -111,7 +111,7 @@ class Ssh(Backend):
         return self._head.transport
 
     @staticmethod
-    def refuse(config: Config) -> Iterator[tuple[str, str]]:
+    def refuse(config: Config) -> Refusals:
         fleet = config.fleet
         yield from supported_keys.refuse(config)
         if not (fleet.shared_folder or "").startswith("/"):

@@ -7,14 +7,13 @@ third-party backend defines its options in fleet.options with a frozen dataclass
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cache
 from operator import attrgetter
 from typing import Any, TypeVar
 
 import yaml
 
-from ..config import Config
+from ..config import Config, Refusals
 from ..config.schema import is_group, load_schema, walk
 from ..config.yaml_lines import dotted
 from ..trust.errors import InputError
@@ -55,7 +54,7 @@ def honours(config: Config, key: str) -> bool:
 
 def refuse(
     config: Config, uses: frozenset[str] = frozenset(), options: type[object] | None = None
-) -> Iterator[tuple[str, str]]:
+) -> Refusals:
     """Yields (key, message) for each unsupported key that is set.
 
     `uses` lists keys that a third-party backend supports, and `options` defines its fleet.options.

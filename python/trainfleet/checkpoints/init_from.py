@@ -17,7 +17,7 @@ from ..config.addresses import HUB, folder_of, meant
 from ..config.conversion import told
 from ..config.families import Preset
 from ..config.sizes import count_parameters
-from ..config.types import Model
+from ..config.types import Model, Refusals
 from ..run.run_folder import Run, run_of
 from ..storage.s3 import SCHEME
 from ..trust.errors import InputError, RunError, TrainfleetError
@@ -35,7 +35,7 @@ MODELS = (
 )
 
 
-def faults(config: Config) -> Iterator[tuple[str, str]]:
+def faults(config: Config) -> Refusals:
     """Yields the key and the reason if a run can't start from this model.
 
     Only local files are checked, not s3:// or hf://.

@@ -116,7 +116,7 @@ def _queue(config: Config, inputs: Inputs, name: str, group: Any, prefix: str = 
     Source of the image types: docs.aws.amazon.com/batch/latest/userguide/batch-ami-type.html
     """
     row, tags = node_types.INSTANCE_TYPES[config.fleet.instance_type or ""], tags_of(config, inputs)
-    made = fixed(
+    return fixed(
         "queue",
         PREFIX=prefix,
         NAME=name,
@@ -129,9 +129,6 @@ def _queue(config: Config, inputs: Inputs, name: str, group: Any, prefix: str = 
         TAGS=tags,
         DATA=_data(config, inputs, tags),
     )
-    if group is None:
-        del made[f"{prefix}Environment"]["Properties"]["ComputeResources"]["PlacementGroup"]
-    return made
 
 
 def sagemaker(config: Config, inputs: Inputs) -> Resources:

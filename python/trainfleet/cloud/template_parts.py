@@ -51,9 +51,16 @@ def subnet(inputs: Inputs) -> Any:
 
 
 def fixed(name: str, **values: Any) -> Json:
-    """Returns an entry of template_resources.yaml with `values` in place of its words in capitals.
+    """Returns an entry of template_resources.yaml with `values` (see `fill`)."""
+    found: Json = fill(RESOURCES[name], **values)
+    return found
 
-    A text replaces the word in any string. Another value replaces the whole string.
+
+def fill(form: Any, **values: Any) -> Any:
+    """Returns a form with `values` in place of its words in capitals.
+
+    A text replaces the word in any string. Another value replaces the whole string. Keys with a
+    null value are left out, and so are objects that thereby become empty.
     """
 
     def put(match: re.Match[str]) -> str:
@@ -62,8 +69,12 @@ def fixed(name: str, **values: Any) -> Json:
 
     # One pass, because a value may contain another word.
     words = "|".join(f'"{word}"|{word}' for word in values) or "$^"
-    found: Json = json.loads(re.sub(words, put, json.dumps(RESOURCES[name])))
-    return found
+    return json.loads(re.sub(words, put, json.dumps(form)), object_pairs_hook=_present)
+
+
+def _present(pairs: list[tuple[str, Any]]) -> Json | None:
+    found = {key: value for key, value in pairs if value is not None}
+    return found if found or not pairs else None
 
 
 def network(config: Config, inputs: Inputs) -> Resources:

@@ -11,13 +11,14 @@ from .load import (
     load_steps,
     place_of,
 )
-from .types import Config, flat
+from .types import Config, Refusals, flat
 
 __all__ = [
     "BackendTerms",
     "Config",
     "Derivation",
     "Derived",
+    "Refusals",
     "Settings",
     "dump_asked",
     "dump_known",

@@ -14,30 +14,24 @@ tested: pyxis, apptainer, and nodes that are created on demand.
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 import shlex
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from ...cloud.calls import through_agent
 from ...cloud.prices import by_table
 from ...cloud.template_inputs import cluster_name
-from ...config import Config
-from ...config.host_list import Host
-from ...hosts import host_setup
-from ...hosts.fleet import Quarantine, hosts_of
+from ...config import Config, Refusals
+from ...hosts.fleet import Quarantine
 from ...hosts.host_results import HostFailure
 from ...hosts.install_steps import lock_name
 from ...hosts.platform import load_platform
-from ...hosts.transport import Transport
 from ...node.entrypoint import CARD, CARDS, LOCK, PORTS
 from ...node.placement import expand_hosts
 from ...node.placements.slurm import PLACEMENT
@@ -72,67 +66,15 @@ from .client import (
     why_waiting,
 )
 from .parallelcluster import Cluster
-from .resources import Partitions
+from .resources import Login, Partitions, as_slurm_says, folder_of
 
 # seconds for all processes of a killed job to exit, including KillWait and the nodes' epilog
 TO_END = 60.0
 NAMED = 8  # maximum number of nodes to name per line
-USERS = {
-    "ubuntu2204": "ubuntu",
-    "ubuntu2404": "ubuntu",
-    "rocky9": "rocky",
-    "alinux2023": "ec2-user",
-    "rhel9": "ec2-user",
-}
 STARTS = {
     "CONFIGURING": "its nodes are starting",
     "SUSPENDED": "it is suspended; next: run scontrol resume",
 }
-
-
-class Login(Head):
-    """SSH host with sbatch: the created cluster's head node, or the host in the config."""
-
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        self.folder = folder_of(config)
-
-    @functools.cached_property
-    def located(self) -> Config:
-        fleet = self.config.fleet
-        if fleet.hosts:
-            return self.config
-        address = Cluster(self.config).head()
-        user = fleet.ssh.user or USERS[fleet.slurm.parallelcluster.os]
-        ssh = replace(fleet.ssh, user=user)
-        return replace(
-            self.config,
-            fleet=replace(fleet, hosts=(f"head={address}",) if address else (), ssh=ssh),
-        )
-
-    @functools.cached_property
-    def transport(self) -> Transport:
-        """Transport to the SSH host.
-
-        Uses Session Manager if the created cluster has no open SSH port.
-        """
-        aws = self.fleet.aws
-        proxy = through_agent(str(aws.region)) if aws.ssm_only and not self.fleet.hosts else ""
-        return Transport(hosts_of(self.located), self.located.fleet.ssh, proxy=proxy)
-
-    @property
-    def leads(self) -> bool:
-        return False  # no standby, because Slurm jobs need no launcher
-
-    def enter(self) -> int:
-        """Sets up the shared folder and Python on the nodes' shared file system, through the host.
-        Returns an exit code.
-        """
-        self.look_again()
-        return host_setup.main(self.located, whole=False)
-
-    def known(self, name: str) -> Host | None:
-        return as_slurm_says(name)
 
 
 class Slurm(Backend):
@@ -192,7 +134,7 @@ class Slurm(Backend):
         return Said(answer.exit_code, answer.stdout, answer.stderr)
 
     @staticmethod
-    def refuse(config: Config) -> Iterator[tuple[str, str]]:
+    def refuse(config: Config) -> Refusals:
         slurm, folder = config.fleet.slurm, config.fleet.shared_folder
         yield from supported_keys.refuse(config)
         yield from sbatch.refuse(config)
@@ -330,7 +272,7 @@ class Slurm(Backend):
         """
         if number := job_starts.number(folder, token):
             return number
-        return next((job.id for job in self.engine.mine().values() if _token(job) == token), "")
+        return next((job.id for job in self.engine.mine().values() if job.token == token), "")
 
     def _handle(self, folder: Path, number: str, token: str, nodes: int) -> Handle:
         return Handle(self.name, f"{folder}:{number}", token, nodes)
@@ -340,40 +282,43 @@ class Slurm(Backend):
 
         A failed node is reported immediately, even if other nodes are still shutting down.
         """
-        name, _, number = handle.id.rpartition(":")
-        folder = Path(name)
-        if not number or not self._is_of(handle.token, folder, number):
+        if not self._is_known(handle):
             return Status(Phase.ENDED)
-        job = self.engine.look(number)
-        phase, (start, exits) = PHASES.get(job.state, Phase.ENDED), job_starts.exits(folder, number)
+        folder, number = _place(handle)
+        job, (start, exits) = self.engine.look(number), job_starts.exits(folder, number)
+        phase = self._phase(job, handle)
         hosts = tuple(expand_hosts(job.nodes))
-        if phase is Phase.ENDED:
-            ended = (
-                job_starts.ends(folder, number, start, handle.nodes)
-                if job.state != GONE or start >= 0
-                else []
-            )
-            exits = {node: exits.get(node, code) for node, code in enumerate(ended)}
-            return Status(
-                phase,
-                self._with_leader(how_it_ended(job), job),
-                max(start, 0) + 1,
-                exits,
-                {},
-                hosts,
-                leaves=True,
-            )
         if phase is Phase.QUEUED:
             return Status(phase, self._why_waiting(job), job.restarts + 1)
-        exits = exits if start == job.restarts else {}
-        if len(exits) == handle.nodes or any(exits.values()):
-            self.engine.wake()  # poll soon, because Slurm's state is about to change
-        if phase is Phase.RUNNING and handle.token in self._asked:
-            phase = Phase.STOPPING
-        words = STARTS.get(job.state) or (
-            job_starts.why_cancelled(folder, number, start) if any(exits.values()) else ""
-        )
-        return Status(phase, words, job.restarts + 1, exits, {}, hosts, leaves=True)
+        if phase is Phase.ENDED:
+            if job.state != GONE or start >= 0:
+                exits = (
+                    dict(enumerate(job_starts.ends(folder, number, start, handle.nodes))) | exits
+                )
+            words = self._with_leader(how_it_ended(job), job)
+            return Status(phase, words, max(start, 0) + 1, exits, hosts=hosts, leaves=True)
+        if start != job.restarts:
+            exits = {}
+        words = self._why_exiting(job, handle, exits)
+        return Status(phase, words, job.restarts + 1, exits, hosts=hosts, leaves=True)
+
+    def _phase(self, job: SlurmJob, handle: Handle) -> Phase:
+        phase = PHASES.get(job.state, Phase.ENDED)
+        is_asked = phase is Phase.RUNNING and handle.token in self._asked
+        return Phase.STOPPING if is_asked else phase
+
+    def _why_exiting(self, job: SlurmJob, handle: Handle, exits: Mapping[int, int]) -> str:
+        """Returns why an active job is suspended, not ready yet, or cancelled, otherwise "".
+
+        If its nodes have exited, the next `look` queries Slurm, because the state is about to
+        change.
+        """
+        failed = any(exits.values())
+        if failed or len(exits) == handle.nodes:
+            self.engine.wake()
+        if words := STARTS.get(job.state):
+            return words
+        return job_starts.why_cancelled(*_place(handle), job.restarts) if failed else ""
 
     def _why_waiting(self, job: SlurmJob) -> str:
         words = self._with_leader(why_waiting(job.reason), job)
@@ -396,25 +341,29 @@ class Slurm(Backend):
             else None
         )
         with suppress(BackendError):
-            if number and (ours := _ours(leader := self.engine.look(number[1]))):
+            if number and (ours := (leader := self.engine.look(number[1])).ours):
                 run = Path(ours[3]).name
                 return (
                     f"{words}; job {leader.id} ({run}) is {leader.state}: run make logs RUN={run}"
                 )
         return words
 
-    def _is_of(self, token: str, folder: Path, number: str) -> bool:
-        if claimant := job_starts.number(folder, token):
+    def _is_known(self, handle: Handle) -> bool:
+        """Returns whether the handle's job belongs to its token."""
+        folder, number = _place(handle)
+        if not number:
+            return False
+        if claimant := job_starts.number(folder, handle.token):
             return claimant == number
         job = self.engine.mine().get(number)
-        return job is not None and _token(job) == token
+        return job is not None and job.token == handle.token
 
     def stop(self, handle: Handle, at_once: bool) -> None:
         """Sends SIGTERM to the nodes' entrypoints.
 
         With `at_once`, sends SIGKILL to the job's steps and cancels the job.
         """
-        number = handle.id.rpartition(":")[2]
+        _, number = _place(handle)
         status = self.status(handle)
         self._asked.add(handle.token)
         if status.ended:
@@ -447,17 +396,13 @@ class Slurm(Backend):
     def find(self, run: Run) -> Handle:
         """Returns the run's newest active job in Slurm."""
         where = str(Path(self.folder, run.folder))
-        mine = [
-            (int(job.id), words)
-            for job in self.engine.mine().values()
-            if (words := _ours(job)) and PHASES.get(job.state)
-        ]
-        number, words = max(
-            ((number, words) for number, words in mine if words[4] == where), default=(0, [])
-        )
-        if number:
-            return self._handle(Path(words[3]), str(number), words[1], int(words[2]))
-        return Handle(self.name, "", "", 0)
+        active = [job for job in self.engine.mine().values() if PHASES.get(job.state)]
+        mine = [job for job in active if job.ours[4:] == [where]]
+        if not mine:
+            return Handle(self.name, "", "", 0)
+        job = max(mine, key=lambda job: int(job.id))
+        _, token, nodes, folder, _ = job.ours
+        return self._handle(Path(folder), job.id, token, int(nodes))
 
     def place(self, run: Run) -> Place:
         """Returns the run folder if this machine shares the nodes' file system, otherwise a mirror
@@ -498,27 +443,7 @@ class Slurm(Backend):
         return Probe(tuple(lines), {facts.hostname: facts} if facts else {})
 
 
-def folder_of(config: Config) -> str:
-    """Returns the folder that contains runs/ and data/, as the nodes see it."""
-    return config.fleet.shared_folder or str(Path.cwd())
-
-
-def as_slurm_says(name: str) -> Host:
-    """Returns a host with the node's Slurm name as both its name and its address."""
-    return Host(name, name)
-
-
-def _ours(job: SlurmJob) -> list[str]:
-    """Parses the job comment that `submit` wrote: mark, token, nodes, job folder, run folder.
-
-    Returns an empty list for jobs that trainfleet did not submit.
-    """
-    words = job.comment.split(" ", 4)
-    if len(words) == 5 and words[0] == COMMENT and untrusted_input.whole(words[2]):
-        return words
-    return []
-
-
-def _token(job: SlurmJob) -> str:
-    """Returns the token of a trainfleet job, or "" for other jobs."""
-    return "".join(_ours(job)[1:2])
+def _place(handle: Handle) -> tuple[Path, str]:
+    """Returns the job's folder and its number in Slurm."""
+    folder, _, number = handle.id.rpartition(":")
+    return Path(folder), number

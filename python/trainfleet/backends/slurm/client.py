@@ -171,6 +171,22 @@ class SlurmJob:
     dependency: str = ""  # squeue's dependency, for example afterok:7(unfulfilled)
     comment: str = ""
 
+    @property
+    def ours(self) -> list[str]:
+        """Parses the comment that `submit` wrote: mark, token, nodes, job folder, run folder.
+
+        Returns an empty list for jobs that trainfleet did not submit.
+        """
+        words = self.comment.split(" ", 4)
+        if len(words) == 5 and words[0] == COMMENT and untrusted_input.whole(words[2]):
+            return words
+        return []
+
+    @property
+    def token(self) -> str:
+        """Returns the token of a trainfleet job, or "" for other jobs."""
+        return "".join(self.ours[1:2])
+
 
 def parse(out: str) -> dict[str, SlurmJob]:
     """Parses squeue's output into job ID → job. Skips malformed lines."""

@@ -1,7 +1,7 @@
 """Reads the hardware of a cluster's nodes from sinfo (gres, features) and from one free node.
 
-Also defines the machines of an existing cluster, and the steps that a rehearsal runs next to a
-job's ranks to inject faults (srun --overlap). The rehearsal's jobs are canceled when it ends.
+Also defines the machines of an existing cluster, and the SSH host that runs Slurm's commands for
+machines without them.
 
 Sources: slurm.schedmd.com, sinfo.html (--format) and srun.html (--immediate). The output comes from
 another machine, so it is validated here. Its free text is in the last fields.
@@ -9,22 +9,31 @@ another machine, so it is validated here. Its free text is in the last fields.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
+from ...cloud.calls import through_agent
+from ...config import Config
+from ...config.host_list import Host
 from ...config.owned_machines import KEY, gpus_of
 from ...config.types import Devices, SlurmConfig
 from ...hardware.accelerators import find_accelerator
 from ...hosts import facts as reading
-from ...hosts import probe
+from ...hosts import host_setup, probe
 from ...hosts.facts import Facts
+from ...hosts.fleet import hosts_of
 from ...hosts.host_results import Implausible
+from ...hosts.transport import Transport
 from ...trust import untrusted_input
 from ...trust.errors import BackendError
 from ...trust.untrusted_input import show
+from ..head import Head
 from ..own_machines import Standing
 from .client import SlurmClient, read_partitions
+from .parallelcluster import Cluster
 
 # sinfo columns: numbers first, names next, and administrators' free text last
 COLUMNS = "%D|%c|%m|%R|%N|%G|%f"
@@ -204,3 +213,67 @@ class Partitions(Standing):
             )
         print("nothing to set up: the administrators manage this cluster\nnext: make train")
         return self.enter()
+
+
+USERS = {
+    "ubuntu2204": "ubuntu",
+    "ubuntu2404": "ubuntu",
+    "rocky9": "rocky",
+    "alinux2023": "ec2-user",
+    "rhel9": "ec2-user",
+}
+
+
+class Login(Head):
+    """SSH host with sbatch: the created cluster's head node, or the host in the config."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.folder = folder_of(config)
+
+    @functools.cached_property
+    def located(self) -> Config:
+        fleet = self.config.fleet
+        if fleet.hosts:
+            return self.config
+        address = Cluster(self.config).head()
+        user = fleet.ssh.user or USERS[fleet.slurm.parallelcluster.os]
+        ssh = replace(fleet.ssh, user=user)
+        return replace(
+            self.config,
+            fleet=replace(fleet, hosts=(f"head={address}",) if address else (), ssh=ssh),
+        )
+
+    @functools.cached_property
+    def transport(self) -> Transport:
+        """Transport to the SSH host.
+
+        Uses Session Manager if the created cluster has no open SSH port.
+        """
+        aws = self.fleet.aws
+        proxy = through_agent(str(aws.region)) if aws.ssm_only and not self.fleet.hosts else ""
+        return Transport(hosts_of(self.located), self.located.fleet.ssh, proxy=proxy)
+
+    @property
+    def leads(self) -> bool:
+        return False  # no standby, because Slurm jobs need no launcher
+
+    def enter(self) -> int:
+        """Sets up the shared folder and Python on the nodes' shared file system, through the host.
+        Returns an exit code.
+        """
+        self.look_again()
+        return host_setup.main(self.located, whole=False)
+
+    def known(self, name: str) -> Host | None:
+        return as_slurm_says(name)
+
+
+def folder_of(config: Config) -> str:
+    """Returns the folder that contains runs/ and data/, as the nodes see it."""
+    return config.fleet.shared_folder or str(Path.cwd())
+
+
+def as_slurm_says(name: str) -> Host:
+    """Returns a host with the node's Slurm name as both its name and its address."""
+    return Host(name, name)

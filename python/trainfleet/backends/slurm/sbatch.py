@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from shlex import quote
 from typing import Any
 
-from ...config import Config
+from ...config import Config, Refusals
 from ...hosts import preflight
 from ...hosts.fleet import wanted_of
 from ...node.placement import Placement, torchrun
@@ -339,7 +339,7 @@ def taken(config: Config) -> dict[str, str]:
     return OURS | (dict.fromkeys(WHOLE_NODES, "fleet.exclusive") if config.fleet.exclusive else {})
 
 
-def refuse(config: Config) -> Iterator[tuple[str, str]]:
+def refuse(config: Config) -> Refusals:
     """Yields an error for each option that trainfleet also sets.
 
     This includes abbreviations, which sbatch accepts (getopt_long).
