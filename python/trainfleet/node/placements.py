@@ -71,11 +71,9 @@ def read_batch(environment: Environment = os.environ) -> Placement:
         # Only this variable is required, because single-node jobs do not set the others. If it were
         # optional as well, any process would pass for a single-node job.
     )
-    nodes, index, main = (
-        told.number("NUM_NODES", 1),
-        told.number("NODE_INDEX", 0),
-        told.number("MAIN_NODE_INDEX", 0),
-    )
+    nodes = told.number("NUM_NODES", 1)
+    index = told.number("NODE_INDEX", 0)
+    main = told.number("MAIN_NODE_INDEX", 0)
     meet = (
         told.word("MAIN_NODE_PRIVATE_IPV4_ADDRESS", "")
         if index != main
