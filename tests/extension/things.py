@@ -25,8 +25,8 @@ class Thing:
 
 THINGS = (
     Thing("a backend",
-          "`make new-backend NAME=x` writes a separate package ([your own backend](docs/how-to/own-backend.md)). A built-in one has a file in `backends/`, a module in"
-          " `node/placements/`, a row of `OURS` in each, and a bench on which `tests/conformance` passes"),
+          "`make new-backend NAME=x` writes a separate package ([your own backend](docs/how-to/own-backend.md)). A built-in one has a file in `backends/`,"
+          " its placement in `node/placements.py`, a row of `OURS` in each, and a bench on which `tests/conformance` passes"),
     Thing("a verb", "a line in the Makefile, its module and variables in `cli/__init__.py`, and a function of its name in that module; slow imports go inside the function"),
     Thing("a config key", "a field with a docstring in `config/types*.py`; then run `python -m trainfleet.config.reference`"),
     Thing("an instance type",

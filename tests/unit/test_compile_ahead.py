@@ -19,7 +19,7 @@ from trainfleet.node.placement import Placement
 from trainfleet.plan import job as neuron
 from trainfleet.plan.job import Job, train_job
 from trainfleet.plan.measurement import compile_only
-from trainfleet.report import compilation
+from trainfleet.report import measurements
 from trainfleet.trust.errors import ConfigError
 from trainium import CONFIG
 
@@ -189,7 +189,7 @@ def test_a_missing_tool_is_told_of_with_what_brings_it(
 
 
 def test_programs_that_failed_are_listed_with_the_operator() -> None:
-    found = compilation.read([FAILED.splitlines()])
+    found = measurements.compilation_in([FAILED.splitlines()])
     assert found.failed == ["MODULE_77+abb26765", "MODULE_88+abb26765"] and found.seconds == {
         "MODULE_99+abb26765": 61.5
     }
@@ -200,7 +200,9 @@ def test_programs_that_failed_are_listed_with_the_operator() -> None:
 
 def test_a_program_that_another_node_compiled_did_not_fail() -> None:
     assert (
-        compilation.read([FAILED.splitlines(), FAILED.replace("false", "true").splitlines()]).failed
+        measurements.compilation_in(
+            [FAILED.splitlines(), FAILED.replace("false", "true").splitlines()]
+        ).failed
         == []
     )
 
@@ -209,7 +211,9 @@ def test_hostile_words_stay_words() -> None:
     line = (
         "x" * 100_000 + 'MODULE_1+a/ "status": false \x1b[31m Unsupported operator: ' + "y" * 10_000
     )
-    found = compilation.read([[line, "NCC_EVRF001 \x1b]0;title\x07 \u202e" + "z" * 100_000]])
+    found = measurements.compilation_in(
+        [[line, "NCC_EVRF001 \x1b]0;title\x07 \u202e" + "z" * 100_000]]
+    )
     assert all(len(words) < 400 and words.isprintable() for words in found.explained())
 
 

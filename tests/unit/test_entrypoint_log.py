@@ -15,8 +15,6 @@ import pytest
 from trainfleet.node import entrypoint, placements
 from trainfleet.node.entrypoint import parse
 from trainfleet.node.placement import Placement, PlacementSource, Terms
-from trainfleet.node.placements import batch, fleet
-from trainfleet.node.placements import sagemaker as engine_sagemaker
 from trainfleet.run.run_folder import Run
 from trainfleet.trust.errors import BackendError
 
@@ -134,13 +132,13 @@ def test_the_command_s_words_are_its_own() -> None:
     )
     assert order.command == ("m", "--folder", "y", "--", "-n") and (order.ranks, order.wait) == (
         2,
-        batch.PLACEMENT.terms.wait,
+        placements.BATCH.terms.wait,
     )
 
 
 def test_every_engine_of_ours_has_its_name_and_its_terms() -> None:
     assert [placements.source(name).name for name in placements.OURS] == list(placements.OURS)
-    assert fleet.PLACEMENT.terms.wait == 0 and engine_sagemaker.PLACEMENT.terms.grace < 120
+    assert placements.FLEET.terms.wait == 0 and placements.SAGEMAKER.terms.grace < 120
 
 
 def test_engines_are_told_apart_by_what_they_say(
@@ -153,7 +151,7 @@ def test_engines_are_told_apart_by_what_they_say(
             monkeypatch.setenv(name, value)
         return placements.here().name
 
-    monkeypatch.setattr(engine_sagemaker, "RESOURCES", tmp_path / "resourceconfig.json")
+    monkeypatch.setattr(placements, "RESOURCES", tmp_path / "resourceconfig.json")
     assert found(**BATCH) == "batch" and found(SLURM_JOB_ID="7") == "slurm"
     assert found(**Placement(0, 1, "x").environment(), SLURM_JOB_ID="7") == "fleet"
     with pytest.raises(BackendError, match="not started as a node"):
@@ -164,9 +162,9 @@ def test_engines_are_told_apart_by_what_they_say(
 
 def as_sagemaker(monkeypatch: pytest.MonkeyPatch, placement: Placement, failure: Path) -> None:
     """This process is a host of SageMaker, with this placement and this file for a failure's reason."""
-    monkeypatch.setattr(
-        engine_sagemaker,
-        "PLACEMENT",
+    monkeypatch.setitem(
+        placements.OURS,
+        "sagemaker",
         PlacementSource("sagemaker", lambda: placement, lambda: True, Terms(failure=failure)),
     )
 
@@ -174,7 +172,7 @@ def as_sagemaker(monkeypatch: pytest.MonkeyPatch, placement: Placement, failure:
 @pytest.fixture
 def sagemaker(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The failure file of a SageMaker host, which this process plays."""
-    monkeypatch.setattr(batch, "own_address", lambda: "127.0.0.1")
+    monkeypatch.setattr(placements, "own_address", lambda: "127.0.0.1")
     file = home.parent / "ml" / "output" / "failure"
     as_sagemaker(monkeypatch, Placement(0, 1, "127.0.0.1"), file)
     monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'python'}:{home.parent}")

@@ -21,7 +21,7 @@ from trainfleet.config.vocabulary import Vocabulary
 from trainfleet.data import bpe
 from trainfleet.data.sources import plan_units
 from trainfleet.node import placement
-from trainfleet.node.placements import batch, fleet, slurm
+from trainfleet.node.placements import read_batch, read_fleet, read_slurm
 from trainfleet.run.run_folder import Lines, Run
 from trainfleet.trust.errors import BackendError, ConfigError, DataError, InputError
 from trainfleet.trust.redaction import hide
@@ -115,9 +115,9 @@ def test_a_tilde_in_a_path_is_the_home_that_a_shell_would_have_put_there(
 
 @pytest.mark.parametrize(
     "reader, told, why",
-    [(batch.read, {"NODE_RANK": "abc"}, "AWS_BATCH_JOB_ID is not set"),
-     (fleet.read, {"TRAINFLEET_NODE": "0", "TRAINFLEET_NODES": "1", "TRAINFLEET_MEET": "a", "TRAINFLEET_PORT": "99999"}, "is not a valid rendezvous port"),
-     *((slurm.read, {"SLURM_STEP_NODELIST": hosts, "SLURM_JOB_ID": "1", "SLURM_NODEID": "0"}, "is not a valid host list")
+    [(read_batch, {"NODE_RANK": "abc"}, "AWS_BATCH_JOB_ID is not set"),
+     (read_fleet, {"TRAINFLEET_NODE": "0", "TRAINFLEET_NODES": "1", "TRAINFLEET_MEET": "a", "TRAINFLEET_PORT": "99999"}, "is not a valid rendezvous port"),
+     *((read_slurm, {"SLURM_STEP_NODELIST": hosts, "SLURM_JOB_ID": "1", "SLURM_NODEID": "0"}, "is not a valid host list")
        for hosts in ("a[1-99999999999]", "a[x]", "a[1-", "a[]", "a]"))],
 )  # fmt: skip
 def test_an_environment_that_is_no_placement_is_refused_before_anything_starts(

@@ -9,7 +9,7 @@ import pytest
 
 from trainfleet.node import placement
 from trainfleet.node.placement import Placement, expand_hosts, torchrun
-from trainfleet.node.placements import batch, fleet, sagemaker, slurm
+from trainfleet.node.placements import read_batch, read_fleet, read_sagemaker, read_slurm
 from trainfleet.trust.errors import BackendError
 
 # srun of 4 nodes, one task each (slurm.schedmd.com/srun.html, OUTPUT ENVIRONMENT VARIABLES)
@@ -50,16 +50,16 @@ def resources(tmp_path: Path, **changes: object) -> Path:
 
 def test_a_placement_of_our_own_comes_back_whole() -> None:
     given = Placement(1, 4, "10.0.0.1", 29401, address="10.0.0.2")
-    assert fleet.read(given.environment()) == given
-    assert fleet.read(given.environment() | {"TRAINFLEET_ATTEMPT": "3"}).attempt == 3
+    assert read_fleet(given.environment()) == given
+    assert read_fleet(given.environment() | {"TRAINFLEET_ATTEMPT": "3"}).attempt == 3
 
 
 def test_slurm() -> None:
-    assert slurm.read(SLURM) == Placement(3, 4, "trn1", 25541, 1, "trn07")
-    again = slurm.read(SLURM | {"SLURM_RESTART_COUNT": "2"})
+    assert read_slurm(SLURM) == Placement(3, 4, "trn1", 25541, 1, "trn07")
+    again = read_slurm(SLURM | {"SLURM_RESTART_COUNT": "2"})
     assert (again.attempt, again.port) == (3, 25543)
     outside_a_step = {name: value for name, value in SLURM.items() if "STEP" not in name}
-    assert slurm.read(outside_a_step) == slurm.read(SLURM)
+    assert read_slurm(outside_a_step) == read_slurm(SLURM)
 
 
 @pytest.mark.parametrize(
@@ -81,13 +81,13 @@ def test_a_node_list_of_slurm_is_its_hosts_in_order(words: str, hosts: list[str]
 
 
 def test_batch() -> None:
-    assert batch.read(BATCH) == Placement(2, 4, "10.0.3.17", 29400, 2)
+    assert read_batch(BATCH) == Placement(2, 4, "10.0.3.17", 29400, 2)
 
 
 def test_the_main_node_of_batch_is_node_0_whatever_its_index() -> None:
     moved = BATCH | {"AWS_BATCH_JOB_MAIN_NODE_INDEX": "2"}
     placements = {
-        index: batch.read(moved | {"AWS_BATCH_JOB_NODE_INDEX": str(index)}).node
+        index: read_batch(moved | {"AWS_BATCH_JOB_NODE_INDEX": str(index)}).node
         for index in range(4)
     }
     assert placements == {2: 0, 0: 1, 1: 2, 3: 3}
@@ -97,21 +97,21 @@ def test_the_main_node_of_batch_is_not_told_its_own_address() -> None:
     alone = {name: value for name, value in BATCH.items() if "ADDRESS" not in name} | {
         "AWS_BATCH_JOB_NODE_INDEX": "0"
     }
-    assert batch.read(alone).meet == placement.own_address()
+    assert read_batch(alone).meet == placement.own_address()
     with pytest.raises(BackendError, match="has no rendezvous address"):
-        batch.read(alone | {"AWS_BATCH_JOB_NODE_INDEX": "1"})
+        read_batch(alone | {"AWS_BATCH_JOB_NODE_INDEX": "1"})
 
 
 def test_a_batch_job_of_one_node_has_no_such_variables() -> None:
-    assert batch.read({"AWS_BATCH_JOB_ID": "876da822", "AWS_BATCH_JOB_ATTEMPT": "1"}) == Placement(
+    assert read_batch({"AWS_BATCH_JOB_ID": "876da822", "AWS_BATCH_JOB_ATTEMPT": "1"}) == Placement(
         0, 1, "127.0.0.1"
     )
 
 
 def test_sagemaker(tmp_path: Path) -> None:
-    assert sagemaker.read(resources(tmp_path)) == Placement(1, 3, "algo-1", 29400, 1, "algo-2")
+    assert read_sagemaker(resources(tmp_path)) == Placement(1, 3, "algo-1", 29400, 1, "algo-2")
     many = [f"algo-{number}" for number in range(1, 13)]
-    assert sagemaker.read(resources(tmp_path, hosts=many)) == Placement(
+    assert read_sagemaker(resources(tmp_path, hosts=many)) == Placement(
         1, 12, "algo-1", 29400, 1, "algo-2"
     ), "as consoles count"
 
@@ -131,11 +131,11 @@ def test_a_broken_resource_file_is_named(tmp_path: Path, text: str) -> None:
     file = tmp_path / "resourceconfig.json"
     file.write_text(text)
     with pytest.raises(BackendError, match="this host in the job") as caught:
-        sagemaker.read(file)
+        read_sagemaker(file)
     assert caught.value.where == str(file) and caught.value.why
 
 
-@pytest.mark.parametrize("reader", [fleet.read, slurm.read])
+@pytest.mark.parametrize("reader", [read_fleet, read_slurm])
 def test_what_no_engine_started_has_no_placement(reader: object) -> None:
     with pytest.raises(BackendError, match="is not set"):
         reader({})  # type: ignore[operator]
@@ -147,7 +147,7 @@ def test_what_is_no_number_or_out_of_range_is_refused() -> None:
         ({"SLURM_NODEID": "4"}, "node 4 of 4"),
     ):
         with pytest.raises(BackendError, match=told):
-            slurm.read(SLURM | changed)
+            read_slurm(SLURM | changed)
 
 
 def test_torchruns_line_follows_from_the_placement_alone() -> None:

@@ -14,7 +14,7 @@ from report_runs import SAMPLE, START, make_run, metric
 
 from trainfleet.health.heartbeat_format import Beat, write_beats
 from trainfleet.health.lease import Launching, show_launching
-from trainfleet.report import html, panels, plots, refresh
+from trainfleet.report import html, live, panels, plots
 from trainfleet.report.history import clock, duration, moment, quantity, read
 from trainfleet.report.summary import status
 from trainfleet.run.run_folder import Run, append_line
@@ -144,9 +144,9 @@ def test_a_page_is_drawn_while_the_run_trains_and_only_when_there_is_something_n
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = make_run(tmp_path, done=20, status="running", unattended=True)
-    monkeypatch.setattr(refresh, "FIRST", 0.0)
-    monkeypatch.setattr(refresh, "EVERY", 0.0)
-    pages = refresh.Refresh(run)
+    monkeypatch.setattr(live, "FIRST", 0.0)
+    monkeypatch.setattr(live, "EVERY", 0.0)
+    pages = live.Refresh(run)
     pages.look()
     first = pages.process
     assert first and first.wait(60) == 0 and "20 of 500 steps" in run.report.read_text()

@@ -206,7 +206,7 @@ OPENS = {
     "process/rdma_adapters.py:ports_here", "process/processes.py:others", "backends/slurm/resources.py:look", "hosts/facts.py:read_here", "health/kernel_log.py:_counts", "health/kernel_log.py:_is_broken", "health/kernel_log.py:_states", "health/kernel_log.py:_without_driver", "hardware/cpu_speed.py:cpu", "devices/meeting.py:_is_visited",
     "devices/cpu.py:_cpuinfo", "devices/cuda.py:_check_torch", "hardware/node_types.py:local_accelerator", "hardware/node_types.py:local_chip",
     "hardware/node_types.py:local_cores", "hardware/node_types.py:memory_limits", "hardware/node_types.py:spare_memory", "health/kernel_log.py:_count", "health/kernel_log.py:_kmsg",
-    "health/kernel_log.py:oom_kills", "process/processes.py:_is_below", "process/processes.py:identity", "node/placement.py:card", "node/placements/sagemaker.py:read",
+    "health/kernel_log.py:oom_kills", "process/processes.py:_is_below", "process/processes.py:identity", "node/placement.py:card", "node/placements.py:read_sagemaker",
     "trust/safe_output.py:_ended", "trust/safe_output.py:discard", "trust/safe_output.py:install", "data/encoders.py:muted", "node/entrypoint.py:write_reason",
     # the program's own
     "backends/skeleton/__init__.py:write", "backends/slurm/cluster_file.py:node_script", "cli/__init__.py:described", "report/all_runs.py:page",

@@ -196,7 +196,7 @@ class Backend(Protocol):
     name: str
     can: frozenset[Can]
     is_here: bool  # whether this machine simulates the nodes
-    # source of each node's placement and of the scheduler's rules for nodes (node/placements/)
+    # source of each node's placement and of the scheduler's rules for nodes (node/placements.py)
     placement: PlacementSource
     tried_on: str  # what the tests run against, real or fake, for the support table
     # capabilities that tests cover only with a fake, for the support table

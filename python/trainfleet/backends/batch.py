@@ -26,7 +26,7 @@ from ..config.types import Aws
 from ..hosts.platform import load_platform
 from ..node.entrypoint import AGAIN
 from ..node.exit_codes import ELSEWHERE
-from ..node.placements.batch import PLACEMENT
+from ..node.placements import BATCH as PLACEMENT
 from ..plan.job import Job, Request, on_its_machines
 from ..run.run_folder import Run
 from ..trust.errors import CloudError

@@ -17,7 +17,7 @@ from ..cloud.template_inputs import own_tags, slug
 from ..config import Config
 from ..hardware import node_types
 from ..node.entrypoint import AGAIN, GRACE
-from ..node.placements.batch import PLACEMENT
+from ..node.placements import BATCH as PLACEMENT
 from ..plan.job import Job
 from .aws_managed import EXECUTION_ROLE, JOB_ROLE, LOG_GROUP
 from .node_script import Body, entrypoint_words, environment, form, pairs

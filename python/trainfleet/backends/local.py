@@ -28,7 +28,7 @@ from ..hosts import facts as reading
 from ..hosts import probe
 from ..hosts.host_results import Implausible
 from ..node.placement import LOOPBACK, Placement
-from ..node.placements.fleet import PLACEMENT
+from ..node.placements import FLEET as PLACEMENT
 from ..node.supervisor import EXIT, process_in, read, said_file, told, write
 from ..plan.estimate import Bill, list_price
 from ..plan.job import Artifact, Job, Request

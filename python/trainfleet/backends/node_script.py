@@ -23,7 +23,7 @@ from ..hosts.install_steps import lock_name
 from ..hosts.platform import load_platform
 from ..node.entrypoint import LOCK
 from ..node.placement import Placement, PlacementSource, torchrun
-from ..node.placements.fleet import PLACEMENT
+from ..node.placements import FLEET as PLACEMENT
 from ..node.precompile import ahead
 from ..node.supervisor import EXIT, WATCH
 from ..plan.fabric_environment import NCCL_LOGS, fabric_environment

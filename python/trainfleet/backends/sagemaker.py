@@ -29,7 +29,7 @@ from ..cloud.spending import Spending, of_sagemaker
 from ..cloud.template_inputs import slug
 from ..config import Config, Refusals
 from ..data.manifest import ITEM_BYTES, find
-from ..node.placements.sagemaker import PLACEMENT
+from ..node.placements import SAGEMAKER as PLACEMENT
 from ..plan.estimate import Bill
 from ..plan.job import Job, Request
 from ..run.run_folder import Run

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ..cloud.capacity import PLAN_TYPES
 from ..cloud.template_inputs import own_tags, pairs
 from ..config.types import Config, Refusals, SageMakerConfig
-from ..node.placements.sagemaker import PLACEMENT
+from ..node.placements import SAGEMAKER as PLACEMENT
 from ..plan.job import Job
 from ..run.run_folder import MOUNTED
 from ..trust.errors import BackendError

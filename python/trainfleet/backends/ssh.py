@@ -43,7 +43,7 @@ from ..hosts.transport import Transport
 from ..images.builders import ARCHITECTURE
 from ..images.ecr import Registry
 from ..node.placement import PORT, Placement
-from ..node.placements.fleet import PLACEMENT
+from ..node.placements import FLEET as PLACEMENT
 from ..plan.estimate import Bill
 from ..plan.job import Artifact, Job, Request
 from ..process.install_paths import python_path

@@ -48,12 +48,10 @@ class Trainer:
         watch: Stopwatch,
     ) -> None:
         self.config, self.train, self.samples = config, config.train, samples
-        self.world, self.checkpoints, self.watch, self.device = (
-            world,
-            checkpoints,
-            watch,
-            world.device,
-        )
+        self.world = world
+        self.checkpoints = checkpoints
+        self.watch = watch
+        self.device = world.device
         self.precision = world.precision(self.train.precision)
         # Ranks draw different random numbers, for example for dropout, but initialize the weights
         # identically.

@@ -82,11 +82,9 @@ def remove_dataset(folder: Path) -> list[Path]:
     """Removes the files that tokenization wrote to a folder, and the folder if that leaves it
     empty. Returns the remaining files.
     """
-    left, ours, links = (
-        [],
-        re.compile(contents.pattern_of(contents.DATASET)),
-        re.compile(contents.RANK_LOGS_LINK.pattern),
-    )
+    left = []
+    ours = re.compile(contents.pattern_of(contents.DATASET))
+    links = re.compile(contents.RANK_LOGS_LINK.pattern)
     for path in sorted(_walk(folder), reverse=True):
         name = str(path.relative_to(folder))
         if path.is_symlink() and links.fullmatch(name):

@@ -34,8 +34,8 @@ from ..plan.job import compiles_ahead
 from ..plan.measurement import compile_only
 from ..plan.plan import Plan
 from ..process.install_paths import PACKAGE, PACKAGES
-from ..report.compilation import describe
 from ..report.history import duration
+from ..report.measurements import describe_compilation
 from ..run.run_folder import COMPILED, RUNS, Run, run_of
 from ..trust.errors import ConfigError, TrainfleetError
 from ..watch.monitor import Sequel
@@ -84,10 +84,8 @@ class ChainedTraining:
             return
         if self.submitted:
             self.backend.stop(self.submitted, at_once=True)
-        plan, place = (
-            plan_of(self.config, self.derived, launch=secrets.token_hex(8)),
-            self.backend.place(self.run),
-        )
+        plan = plan_of(self.config, self.derived, launch=secrets.token_hex(8))
+        place = self.backend.place(self.run)
         place.refresh()
         training.require_same(plan.config, self.run)
         if execution.is_finished(plan, self.run):
@@ -205,7 +203,7 @@ def compile_ahead(
     plan = plan_of(compile_only(shared(config), run.name), derived, launch=secrets.token_hex(8))
     code = train(plan, started, summarize=False, sequel=sequel)
     if code == 0:
-        print("\n".join(describe(run)), flush=True)
+        print("\n".join(describe_compilation(run)), flush=True)
     return code
 
 

@@ -17,7 +17,7 @@ from ..plan.job import Request
 from ..plan.plan import Plan
 from ..process import install_paths
 from ..process.processes import run_module
-from ..report import compilation, html, plots
+from ..report import html, measurements, plots
 from ..report.summary import print_summary
 from ..run import run_folder
 from ..run.run_folder import Run
@@ -210,7 +210,7 @@ def require_compiled(run: Run, ahead: bool) -> None:
     """
     if not ahead:
         return
-    found = compilation.read_run(run)
+    found = measurements.compilation_of(run)
     if found.failed or not found.compiled:
         why = "\n".join(f"  {line}" for line in found.explained())
         what = (

@@ -137,10 +137,8 @@ async def _listen(
             greet, "", placement.port, limit=LINE, backlog=4096, reuse_address=True
         )
     except OSError as error:
-        why, then = (
-            f"{error.strerror or error}; the nodes rendezvous on this port",
-            f"run ss -ltnp 'sport = :{placement.port}' on that host",
-        )
+        why = f"{error.strerror or error}; the nodes rendezvous on this port"
+        then = f"run ss -ltnp 'sport = :{placement.port}' on that host"
         raise BackendError(
             f"can't listen on port {placement.port}",
             where=f"node {placement.node}",

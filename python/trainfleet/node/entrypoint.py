@@ -6,7 +6,7 @@ start it.
 
 --on SCHEDULER   scheduler that started this node: fleet (trainfleet itself, on a host), slurm,
                  batch, sagemaker, or one from another package; detected by default. The node's
-                 placement is read from this scheduler's environment (node/placements/)
+                 placement is read from this scheduler's environment (node/placements.py)
 --folder FOLDER  folder of the run or dataset, such as `runs/x`; the node log is
                  FOLDER/logs/node-<i>.log
 --ranks N        number of ranks on which torchrun runs MODULE; with 0, the default, MODULE runs as
@@ -64,7 +64,6 @@ from ..trust.safe_output import visible
 from . import placements, supervisor
 from .exit_codes import ExitCodes, code_of
 from .placement import Placement, PlacementSource, Terms, card, require_numbers, torchrun
-from .placements import fleet
 from .precompile import ahead
 
 # Per-node settings as templates, such as `GLOO_SOCKET_IFNAME=*` and `NCCL_IB_HCA==%infiniband`,
@@ -229,7 +228,7 @@ def command_of(options: Options, placement: Placement) -> list[str]:
     """
     module, *words = options.command
     # Use the scheduler's retry count, because trainfleet's count restarts with each request.
-    if options.engine.name != fleet.PLACEMENT.name:
+    if options.engine.name != placements.FLEET.name:
         os.environ[fence.AGAIN] = str(placement.attempt - 1)
     if options.ranks:
         os.environ |= {

@@ -1,10 +1,10 @@
 """Placement of a node: its number in the job, the ranks' rendezvous address, and its torchrun
 command.
 
-Each scheduler passes these values to its nodes in its own way, and the scheduler's module in
-placements/ converts them to a `Placement`. `torchrun` is a pure function of the placement, so `make
-plan` prints exactly the command that the node runs. Uses only the standard library, because this
-module is imported before all others.
+Each scheduler passes these values to its nodes in its own way, and placements.py converts them to a
+`Placement`. `torchrun` is a pure function of the placement, so `make plan` prints exactly the
+command that the node runs. Uses only the standard library, because this module is imported before
+all others.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Placement:
         return self.meet if self.nodes > 1 else LOOPBACK
 
     def environment(self) -> dict[str, str]:
-        """Returns the environment variables from which placements/fleet.py reads this placement.
+        """Returns the environment variables from which placements.py reads this placement.
         Excludes the attempt, which is unknown until the job is submitted.
         """
         values = {

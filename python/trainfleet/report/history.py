@@ -144,10 +144,8 @@ class History:
     @property
     def tokens_per_step(self) -> float:
         """Returns the number of tokens in a global batch, or 0 if it is unknown."""
-        batch, length = (
-            self.results.get("global_batch_sequences"),
-            self.results.get("sequence_length"),
-        )
+        batch = self.results.get("global_batch_sequences")
+        length = self.results.get("sequence_length")
         return (
             float(batch * length)
             if batch and length

@@ -1,4 +1,6 @@
-"""Writes report.html, a self-contained page for readers who are not familiar with the run."""
+"""Writes report.html, a self-contained page for readers who are not familiar with the run:
+`python -m trainfleet.report.html RUN_FOLDER`.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ from string import Template
 from typing import TYPE_CHECKING
 
 from ..run.run_folder import Run, write_atomic
-from ..trust.errors import ConfigError
-from ..trust.safe_output import shown
+from ..trust.errors import ConfigError, telling
+from ..trust.safe_output import run_program, shown
 from . import panels, plots, rehearsal_table
 from .history import (
     UNKNOWN,
@@ -105,11 +107,9 @@ def _section(title: str, body: str, kind: str = "") -> str:
 
 def _header(history: History, rehearsed: rehearsal_table.Rehearsal | None) -> str:
     results, facts = history.results, [history.phase] * bool(history.phase)
-    model, nodes, world = (
-        results.get("model") or {},
-        results.get("nodes"),
-        results.get("world_size"),
-    )
+    model = results.get("model") or {}
+    nodes = results.get("nodes")
+    world = results.get("world_size")
     if model.get("parameters"):
         facts.append(
             f"{model.get('family', 'model')} of {quantity(model['parameters'])} parameters"
@@ -194,11 +194,9 @@ def _seen(history: History) -> str:
 def _tiles(history: History) -> str:
     """Returns the key metrics, each with an explanation."""
     results, (first, last) = history.results, history.losses
-    speed, tokens, world = (
-        history.measured("tokens_per_second"),
-        history.measured("tokens"),
-        results.get("world_size"),
-    )
+    speed = history.measured("tokens_per_second")
+    tokens = history.measured("tokens")
+    world = results.get("world_size")
     seconds = results.get("seconds") or {}
     lost = "; this is the last finite value" if history.is_lost else ""
     way = f"since the command started, including startup{_way(seconds)}"
@@ -370,3 +368,13 @@ def _settings(history: History) -> str:
         f'<summary>{len(text.splitlines())} lines</summary><pre class="config">{escape(text)}</pre>'
     )
     return _section("Resolved config", f"<details>{folded}</details>")
+
+
+@telling
+def main(arguments: list[str]) -> int:
+    write(Run(Path(arguments[0])))
+    return 0
+
+
+if __name__ == "__main__":
+    run_program(main)

@@ -8,6 +8,7 @@ import errno
 import json
 import math
 import os
+import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -18,12 +19,12 @@ from typing import TYPE_CHECKING, Self, TextIO
 
 from ..health import fence
 from ..health.heartbeat_format import newest_step
+from ..process.processes import die_with_parent
 from ..run.records import SOURCE_LOSS, check_metric
 from ..run.run_folder import Feed, Lines, Record, Run
 from ..trust.errors import S3Error
 from ..trust.safe_output import discard, shown, unguarded
 from .history import by_name, clock, decimal, describe, duration, number, percent, quantity
-from .refresh import Refresh
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -34,6 +35,10 @@ Part = tuple[str, str]  # name (may be empty) and value
 REMOTE_LOOK = 5.0  # seconds between updates of progress in S3 (data/dataset_store.py)
 # events that are shown below the line of their step
 AFTER_A_STEP = ("sampled", "checkpointed", "stopped", "finished")
+PAGE = "trainfleet.report.html"
+# Seconds before the page is first rendered, and between renderings. Each takes about 1.5 s of one
+# core.
+FIRST, EVERY = (10.0, 20.0)
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 STYLES = {
     "fault": "red",
@@ -164,6 +169,50 @@ class Shown(ABC):
                 self.line.draw(self.line.area.stop)
 
 
+class Refresh:
+    """Background process that renders the report. `look` starts another rendering if one is due and
+    the run has new metrics.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.drawn, self.due = run, 0, time.monotonic() + FIRST
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def look(self) -> None:
+        """Starts a rendering if one is due, and otherwise costs at most one stat call. If the
+        process can't start, the page is not updated.
+        """
+        if time.monotonic() < self.due or (self.process and self.process.poll() is None):
+            return
+        self.due = time.monotonic() + EVERY
+        with suppress(OSError):
+            if (changed := self.run.metrics.stat().st_mtime_ns) != self.drawn:
+                self.drawn, self.process = changed, _start(self.run)
+
+    def close(self) -> None:
+        """Kills a rendering in progress, because the final report supersedes it."""
+        if self.process and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+
+def _start(run: Run) -> subprocess.Popen[bytes]:
+    def prepare() -> None:
+        die_with_parent()
+        os.nice(19)
+
+    words = [sys.executable, "-m", PAGE, str(run.folder)]
+    nothing = subprocess.DEVNULL
+    return subprocess.Popen(
+        words,
+        stdin=nothing,
+        stdout=nothing,
+        stderr=nothing,
+        preexec_fn=prepare,
+        start_new_session=True,
+    )
+
+
 class Live(Shown):
     """Display of a training run: one line that is updated in place, or one line per logged step.
     Events are printed permanently above it.
@@ -172,10 +221,8 @@ class Live(Shown):
     def __init__(self, run: Run, steps_total: int, stream: TextIO | None = None) -> None:
         super().__init__(stream)
         self.steps_total = steps_total
-        self.metrics, self.events = (
-            Lines(run.metrics, check_metric),
-            Feed(run.folder, tail=0),
-        )
+        self.metrics = Lines(run.metrics, check_metric)
+        self.events = Feed(run.folder, tail=0)
         # A resume truncates metrics.jsonl, which makes `Lines` reread it from the start. Lines that
         # were already shown must not appear again.
         self.seen = set(map(json.dumps, self.metrics.new()))

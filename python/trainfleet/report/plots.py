@@ -309,10 +309,8 @@ def label_ends(axes: Axes, ends: list[Label]) -> None:
     below = low - ROW * (high - low)
     for height, text, colour in sorted(ends):
         below = max(height, below + ROW * (high - low))
-        at, look = (
-            ("axes fraction", "data"),
-            {"color": colour, "va": "center", "weight": "bold", "size": 10},
-        )
+        at = ("axes fraction", "data")
+        look = {"color": colour, "va": "center", "weight": "bold", "size": 10}
         note(axes, text, (1, below), (7, 0), xycoords=at, annotation_clip=False, **look)
 
 
@@ -361,10 +359,8 @@ def _peak(axes: Axes, begin: float, until: float) -> float:
     found = [-math.inf]
     for line in axes.get_lines():
         if line.get_linestyle() != ":":  # line style of breaks
-            steps, values = (
-                numpy.asarray(line.get_xdata(), float),
-                numpy.asarray(line.get_ydata(), float),
-            )
+            steps = numpy.asarray(line.get_xdata(), float)
+            values = numpy.asarray(line.get_ydata(), float)
             # include the interpolated values at both edges
             edges = numpy.interp([begin, until], steps, values)
             found += [*edges, *values[(steps >= begin) & (steps <= until)]]

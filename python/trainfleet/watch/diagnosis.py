@@ -48,9 +48,8 @@ from .evidence import (
     survived,
     votes,
 )
-from .exception_classifier import TELLING
 from .lines import MOST, LogLine, parse, read_lines
-from .log_reader import read
+from .log_reader import TELLING, read
 
 __all__ = ["Diagnosis", "LogLine", "diagnose", "parse", "quote", "read_lines"]
 JUST_BEFORE = 60.0  # maximum seconds between a library's message and the exception that it explains
@@ -327,10 +326,8 @@ def _who_hangs(
     missing = sorted(rank for rank in homes if rank not in late)
     behind = {rank: number for rank, one in late.items() if (number := _sequence(one.line.text))}
     if 0 < len(missing) < len(late):
-        who, why = (
-            missing[0],
-            f"rank {missing[0]} never joined the collective that the others waited for",
-        )
+        who = missing[0]
+        why = f"rank {missing[0]} never joined the collective that the others waited for"
     elif len(set(behind.values())) > 1:
         who = min((rank for rank in behind if rank is not None), key=lambda rank: behind[rank])
         why = f"rank {who} is at collective {behind[who]}; the others are at {max(behind.values())}"

@@ -172,9 +172,9 @@ class MonitoredAttempt:
                 if time.monotonic() - failed_at > FAILED_GRACE:
                     break
             if (slow := self._note_slow()) and slow.node is not None:
-                alarm, status = (
-                    slow,
-                    replace(status, lost={slow.node: slow.words}, silent=frozenset({slow.node})),
+                alarm = slow
+                status = replace(
+                    status, lost={slow.node: slow.words}, silent=frozenset({slow.node})
                 )
                 break
             time.sleep(POLL)
@@ -207,10 +207,8 @@ class MonitoredAttempt:
         """Waits for unreachable nodes after the ranks have finished, because their remaining
         processes can only be stopped once the nodes respond.
         """
-        deadline, who = (
-            time.monotonic() + SILENT_GRACE,
-            ", ".join(str(self.request.host(node)) for node in sorted(silent)),
-        )
+        deadline = time.monotonic() + SILENT_GRACE
+        who = ", ".join(str(self.request.host(node)) for node in sorted(silent))
         if silent:
             self.say(
                 f"no answer from {who}: waiting up to {SILENT_GRACE:.0f} s to end the processes "

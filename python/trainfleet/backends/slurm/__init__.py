@@ -34,7 +34,7 @@ from ...hosts.install_steps import lock_name
 from ...hosts.platform import load_platform
 from ...node.entrypoint import CARD, CARDS, LOCK, PORTS
 from ...node.placement import expand_hosts
-from ...node.placements.slurm import PLACEMENT
+from ...node.placements import SLURM as PLACEMENT
 from ...plan.estimate import Bill
 from ...plan.fabric_environment import fabric_environment
 from ...plan.job import Job, Request

@@ -24,7 +24,7 @@ from ...config import Config, Refusals
 from ...hosts import preflight
 from ...hosts.fleet import wanted_of
 from ...node.placement import Placement, torchrun
-from ...node.placements.slurm import PLACEMENT
+from ...node.placements import SLURM as PLACEMENT
 from ...node.precompile import ahead
 from ...node.supervisor import EXIT, WATCH
 from ...plan.fabric_environment import NCCL_LOGS

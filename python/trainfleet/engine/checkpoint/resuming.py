@@ -106,10 +106,8 @@ def examine(peers: Peers, store: CheckpointStore, step: int) -> Commit:
     Raises:
         Broken: a file is damaged. Raised on all ranks.
     """
-    text, address = (
-        peers.one("can't read a checkpoint", lambda: store.marker(step)),
-        store.address(step),
-    )
+    text = peers.one("can't read a checkpoint", lambda: store.marker(step))
+    address = store.address(step)
     commit = believed(text, step, address)
     mine = sorted(commit.files.items())[peers.rank :: peers.size]
     faults = peers.all(

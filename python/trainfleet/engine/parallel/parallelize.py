@@ -91,11 +91,9 @@ class Division(TorchParts):
 
     def _place(self, model: Network) -> None:
         """Gives every stage the token positions that it processes."""
-        mesh, length, device = (
-            self.mesh,
-            self.config.train.sequence_length,
-            self.device.torch_device,
-        )
+        mesh = self.mesh
+        length = self.config.train.sequence_length
+        device = self.device.torch_device
         for part in (model, *(stage.part for stage in self.stages if stage is not model)):
             part.positions = torch.arange(length, device=device)
             if mesh.context_group:
