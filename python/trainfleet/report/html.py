@@ -62,8 +62,19 @@ CAPTIONS = {
 
 def write(run: Run) -> Path:
     """Writes a run's report.html from the current state of its folder."""
-    history, rehearsed = read(run), rehearsal_table.read(run)
-    parts = [
+    history = read(run)
+    page = Template(PAGE.read_text(encoding="utf-8"))
+    active = history.status == "running" or history.phase
+    fresh = f'<meta http-equiv="refresh" content="{REFRESH}">' if active else ""
+    body = "\n".join(filter(None, _parts(history)))
+    write_atomic(run.report, page.substitute(title=escape(run.name), refresh=fresh, body=body))
+    return run.report
+
+
+def _parts(history: History) -> list[str]:
+    """Returns the sections of the page in order; a section without content is empty."""
+    rehearsed = rehearsal_table.read(history.run)
+    return [
         _header(history, rehearsed),
         *_verdicts(history),
         _rehearsal(rehearsed) if rehearsed else "",
@@ -84,12 +95,6 @@ def write(run: Run) -> Path:
         _settings(history),
         _footer(history),
     ]
-    page = Template(PAGE.read_text(encoding="utf-8"))
-    active = history.status == "running" or history.phase
-    fresh = f'<meta http-equiv="refresh" content="{REFRESH}">' if active else ""
-    body = "\n".join(filter(None, parts))
-    write_atomic(run.report, page.substitute(title=escape(run.name), refresh=fresh, body=body))
-    return run.report
 
 
 def escape(text: object) -> str:

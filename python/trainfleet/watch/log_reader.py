@@ -120,7 +120,7 @@ def _read_line(
     if parser.base is not None and parser.take(line, index, text):
         return
     record.book.note(node, rank, text)
-    if who in AGENTS and (found := report.take(line, writer, index, text, record.book)) is not None:
+    if (found := report.take(line, writer, index, text, record.book)) is not None:
         stream.signed += found
         return
     if who not in OUTSIDE and parser.take(line, index, text):
@@ -160,6 +160,8 @@ class TorchrunReport:
 
         The launcher itself kills the ranks that it lists after the first failed one.
         """
+        if writer[2] not in AGENTS:
+            return None
         if match := re.fullmatch(r"\s*\[(\d+)\]:", text):
             self.entry = int(match[1])
         elif match := _FAILED.match(text):
