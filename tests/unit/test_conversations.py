@@ -116,14 +116,40 @@ def test_rows_are_filled_well_and_long_conversations_are_left_out_and_told(
     dataset: Conversations,
 ) -> None:
     lengths = np.random.default_rng(0).integers(2, 1000, 5000)
-    packed = pack(lengths, np.ones(5000, np.int64), 512)
+    packed = pack(lengths * 0, lengths, np.ones(5000, np.int64), 512)
     sizes = np.add.reduceat(lengths[packed.order] - 1, packed.bounds[:-1])
     assert sizes.max() <= 512 and sizes.mean() > 500
     assert sorted(packed.order) == np.flatnonzero(lengths <= 513).tolist()
     assert packed.learned.sum() == len(packed.order)
-    assert "are longer than 64 tokens and are left out" in dataset.notes(64)[-1]
     with pytest.raises(DataError, match="without a conversation of 8 tokens"):
         dataset.samples("train", 8)
+
+
+def test_a_long_conversation_is_cut_after_its_last_answer_that_fits(dataset: Conversations) -> None:
+    length, template = 64, ChatTemplate.read(dataset.folder)
+    tokenizer, packs = load(dataset.folder).reference.tokenizer, dataset.packs("train", 64)
+    every = [template.render(chat.messages_of(chats.record(n), "")) for n in range(60)]
+    rows = dataset.batch("train", 0, count := dataset.samples("train", length), length, 3)
+    cut = 0
+    for row in rows:
+        for number in range(row[:, 2].max() + 1):
+            own = row[row[:, 2] == number]
+            ids = [*own[:, 0].tolist(), own[-1, 1] if own[-1, 1] != IGNORED else 0]
+            text = tokenizer.decode(ids, skip_special_tokens=False).removesuffix("<|endoftext|>")
+            (whole,) = (each for each in every if each.startswith(text))
+            cut += text != whole
+            if text != whole:
+                assert text.endswith("<|im_end|>") and "<|im_start|>assistant" in text
+                rest = whole[: whole.index("<|im_end|>", whole.index("assistant\n", len(text)))]
+                assert len(tokenizer.encode(rest, add_special_tokens=False).ids) + 1 > length + 1
+    assert cut == packs[0].cut > 0
+    learned = sum(int((row[:, 1] != IGNORED).sum()) for row in rows)
+    assert dataset.learned("train", 0, count, length, 3) == learned
+    told = dataset.notes(64)[-1]
+    assert told.startswith(
+        f"{cut + dataset.packs('validation', 64)[0].cut:,} conversations are longer than 64"
+    )
+    assert f"{dataset.packs('validation', 64)[0].cut + cut:,} are cut after the last answer" in told
 
 
 BAD = {

@@ -279,9 +279,13 @@ class Conversations(Dataset):
 
     def notes(self, sequence_length: int) -> list[str]:
         packs = [each for split in SPLITS for each in self.packs(split, sequence_length)]
+        cut = sum(each.cut for each in packs)
         out = sum(len(each.lengths) - len(each.order) for each in packs)
-        what = f"{out:,} conversations are longer than {sequence_length} tokens and are left out"
-        return [*super().notes(sequence_length), *([what] if out else [])]
+        what = (
+            f"{cut + out:,} conversations are longer than {sequence_length} tokens: {cut:,} are "
+            f"cut after the last answer that fits, {out:,} are left out"
+        )
+        return [*super().notes(sequence_length), *([what] if cut + out else [])]
 
     def learned(
         self, split: str, first: int, count: int, sequence_length: int, seed: int

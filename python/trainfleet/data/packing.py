@@ -1,7 +1,8 @@
 """Packs whole conversations into rows of T inputs and their targets.
 
-A row contains one conversation after the other, then padding. A conversation is never split, and
-one with more than T inputs is left out. The rows depend only on the dataset and T.
+A row contains one conversation after the other, then padding. One with more than T inputs is cut
+after the last whole answer that fits, or left out if none fits. The rows depend only on the dataset
+and T.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class Pack(NamedTuple):
     """Rows of one source. Row i contains conversations order[bounds[i]:bounds[i + 1]].
 
     `starts` and `lengths` locate each conversation in the source's tokens. `learned` is the number
-    of targets to learn in each row.
+    of targets to learn in each row, and `cut` the number of conversations that were cut.
     """
 
     starts: Rows
@@ -31,6 +32,7 @@ class Pack(NamedTuple):
     order: Rows
     bounds: Rows
     learned: Rows
+    cut: int
 
 
 def read_pack(store: DatasetStore, tokens: Tokens, room: int) -> Pack:
@@ -38,7 +40,18 @@ def read_pack(store: DatasetStore, tokens: Tokens, room: int) -> Pack:
     found = [np.empty((2, 0), np.int64)]
     found += [read_index(store, shard) for shard in tokens.shards]
     lengths, learned = np.concatenate(found, 1)
-    return pack(lengths, learned, room)
+    starts, cut = np.cumsum(lengths) - lengths, 0
+    for index in np.flatnonzero(lengths > room + 1):
+        tokens.read(int(starts[index]), ids := np.empty(room + 2, np.int64))
+        if end := last_answer(ids):
+            lengths[index], learned[index], cut = end, (ids[:end] >= 0).sum(), cut + 1
+    return pack(starts, lengths, learned, room)._replace(cut=cut)
+
+
+def last_answer(ids: Rows) -> int:
+    """Returns where the last answer ends of which signed ids contain the whole, or 0."""
+    ends = np.flatnonzero((ids[:-1] >= 0) & (ids[1:] < 0))
+    return int(ends[-1]) + 1 if len(ends) else 0
 
 
 def fill(row: Rows, pack: Pack, tokens: Tokens, position: int) -> None:
@@ -53,7 +66,7 @@ def fill(row: Rows, pack: Pack, tokens: Tokens, position: int) -> None:
         at += len(place)
 
 
-def pack(lengths: Rows, learned: Rows, room: int) -> Pack:
+def pack(starts: Rows, lengths: Rows, learned: Rows, room: int) -> Pack:
     """Packs conversations into rows of `room` inputs."""
     fitting = np.flatnonzero(lengths <= room + 1)
     longest_first = fitting[np.argsort(-lengths[fitting], kind="stable")]
@@ -62,7 +75,7 @@ def pack(lengths: Rows, learned: Rows, room: int) -> Pack:
     order = np.array([index for row in rows for index in row], np.int64)
     bounds = np.cumsum([0, *map(len, rows)])
     totals = np.append(0, np.cumsum(learned[order]))[bounds]
-    return Pack(np.cumsum(lengths) - lengths, lengths, order, bounds, np.diff(totals))
+    return Pack(starts, lengths, order, bounds, np.diff(totals), 0)
 
 
 def best_fit(items: list[int], sizes: list[int], room: int) -> list[list[int]]:
