@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..plan.measurement import Measure, steady
 from ..run.records import Profile
@@ -17,6 +17,9 @@ from ..trust.errors import RunError
 from ..trust.validation import fit
 from .history import duration, percent, quantity, table
 from .plots import BLUE, FAINT, INK, STYLE, note, save, sheet
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 WIDTH = 24  # maximum length of a bar in characters
 ROWS = 12
@@ -107,38 +110,30 @@ def draw(path: Path, measures: Sequence[Measure], weak: bool) -> None:
     """Plots measured and ideal throughput against node count, on log-log axes."""
     import matplotlib
 
-    nodes, speeds = (
-        [measure.nodes for measure in measures],
-        [measure.tokens_per_second for measure in measures],
-    )
-    best = [measure.tokens_per_second / measure.efficiency for measure in measures]
     with matplotlib.rc_context(STYLE):
-        figure, axes = sheet(
-            f"Throughput (tokens per second), {'weak' if weak else 'strong'} scaling"
-        )
-        axes.set_xlabel("nodes")
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log", base=2)
-        axes.set_xticks(nodes, [str(count) for count in nodes])
-        axes.set_yticks(best, [quantity(speed) for speed in best])
-        axes.minorticks_off()
-        axes.plot(nodes, best, color=FAINT, lw=1, ls=(0, (4, 3)), clip_on=False)
-        axes.plot(nodes, speeds, color=BLUE, lw=2, marker="o", ms=5, clip_on=False)
-        for measure in measures:
-            text = f"{quantity(measure.tokens_per_second)} · {percent(measure.efficiency)}"
-            note(
-                axes, text, (measure.nodes, measure.tokens_per_second), (8, -8), color=INK, va="top"
-            )
-        note(
-            axes,
-            "ideal: the speed per rank of the first size",
-            (nodes[-1], best[-1]),
-            (0, 6),
-            ha="right",
-            va="bottom",
-        )
-        axes.margins(x=0.2, y=0.15)
+        kind = "weak" if weak else "strong"
+        figure, axes = sheet(f"Throughput (tokens per second), {kind} scaling")
+        _draw(axes, measures)
         save(figure, path)
+
+
+def _draw(axes: Axes, measures: Sequence[Measure]) -> None:
+    nodes = [measure.nodes for measure in measures]
+    speeds = [measure.tokens_per_second for measure in measures]
+    best = [measure.tokens_per_second / measure.efficiency for measure in measures]
+    axes.set(xlabel="nodes", xscale="log", yscale="log")
+    axes.set_xticks(nodes, [str(count) for count in nodes])
+    axes.set_yticks(best, [quantity(speed) for speed in best])
+    axes.minorticks_off()
+    axes.plot(nodes, best, color=FAINT, lw=1, ls=(0, (4, 3)), clip_on=False)
+    axes.plot(nodes, speeds, color=BLUE, lw=2, marker="o", ms=5, clip_on=False)
+    for measure in measures:
+        at = (measure.nodes, measure.tokens_per_second)
+        text = f"{quantity(measure.tokens_per_second)} · {percent(measure.efficiency)}"
+        note(axes, text, at, (8, -8), color=INK, va="top")
+    ideal, end = "ideal: the speed per rank of the first size", (nodes[-1], best[-1])
+    note(axes, ideal, end, (0, 6), ha="right", va="bottom")
+    axes.margins(x=0.2, y=0.15)
 
 
 def _row(measure: Measure) -> tuple[str, ...]:

@@ -1,12 +1,11 @@
-"""Tables and a plot of time and cost for a range of node counts, a table of the best layouts for
-one node count, and a table of instance types.
+"""Tables of time and cost for a range of node counts, of the best layouts for one node count, and
+of instance types.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import exp
-from pathlib import Path
 
 from ..config import Config
 from ..config.layout_search import Choice
@@ -14,8 +13,7 @@ from ..plan import sizing
 from ..plan.estimate import Bill
 from ..plan.plan import degrees
 from ..plan.sizing import DAY, SURE, Bid, Size, Wish, best, cost, remark, shown
-from .history import duration, percent, quantity, table
-from .plots import BLUE, INK, STYLE, note, save
+from .history import duration, percent, table
 from .proposal import PARTS, hung, rough, span
 
 ALTERNATIVES = 5  # maximum layouts to show
@@ -39,9 +37,8 @@ def describe_layouts(config: Config, choices: Sequence[Choice], bill: Bill | Non
     yield from indented(table(LAYOUTS, [_layout(config, choice, bill) for choice in choices], LEFT))
 
 
-def answer(config: Config, wish: Wish, bill: Bill | None, out: Path | None) -> Iterator[str]:
-    """Yields the table of node counts and the recommended size. Writes the plot to `out` if
-    specified.
+def answer(config: Config, wish: Wish, bill: Bill | None) -> Iterator[str]:
+    """Yields the table of node counts and the recommended size.
 
     Raises:
         ConfigError: no size meets the wish, or the device or price is unknown.
@@ -49,9 +46,6 @@ def answer(config: Config, wish: Wish, bill: Bill | None, out: Path | None) -> I
     found = sizing.sizes(config, wish, bill)
     chosen = sizing.answer(found, wish, config.fleet.nodes)
     yield from describe_sizes(config, found, chosen, wish)
-    if out:
-        draw(out / "sizes.png", shown(found, chosen), chosen)
-        yield from ("", f"written to {out}/: sizes.png")
     yield from ("", f"next: make plan NODES={chosen.nodes}")
 
 
@@ -100,39 +94,6 @@ def likely(size: Size) -> str:
 
 def indented(lines: Iterable[str]) -> Iterator[str]:
     return (f"  {line}" for line in lines)
-
-
-def draw(path: Path, found: Sequence[Size], chosen: Size) -> None:
-    """Plots time, cost and goodput against the node count, and marks the recommended size."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    curves: list[tuple[str, Callable[[Size], float], Callable[[float], str]]] = [
-        ("Time", lambda size: size.days, lambda days: duration(days * DAY)),
-        ("Goodput", lambda size: size.goodput, percent),
-    ]
-    if chosen.usd is not None:
-        curves.insert(1, ("Cost", lambda size: size.usd or 0.0, lambda usd: f"${quantity(usd)}"))
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(3.4 * len(curves), 3.2), layout="constrained")
-        for axes, (title, value, words) in zip(
-            figure.subplots(1, len(curves)), curves, strict=True
-        ):
-            values = [value(size) for size in found]
-            axes.set_title(title, pad=8)
-            axes.set_xlabel("nodes")
-            axes.set_xscale("log", base=2)
-            if words is not percent:
-                axes.set_yscale("log", base=2)
-            axes.set_xticks([found[0].nodes, chosen.nodes, found[-1].nodes])
-            axes.xaxis.set_major_formatter(lambda nodes, _: f"{nodes:,.0f}")
-            axes.set_yticks([min(values), max(values)], [words(min(values)), words(max(values))])
-            axes.minorticks_off()
-            axes.plot([size.nodes for size in found], values, color=BLUE, lw=2)
-            axes.plot([chosen.nodes], [value(chosen)], color=BLUE, marker="o", ms=6)
-            note(axes, words(value(chosen)), (chosen.nodes, value(chosen)), (6, 8), color=INK)
-            axes.margins(y=0.15)
-        save(figure, path)
 
 
 def _layout(config: Config, choice: Choice, bill: Bill | None) -> tuple[str, ...]:
