@@ -119,6 +119,7 @@ SUMMARY = {
     "steps": [4, 6],
     "parts": {"forward": 1.0},
     "communication": {"seconds": 0.1, "not_hidden": 0.05},
+    "kinds": {"products": 0.1, "attention": 0.0},
     "top": [{"name": "mm", "seconds": 1.0, "calls": 3}],
 }
 

@@ -274,7 +274,7 @@ def _records() -> list[bytes]:
         {"name": "a", "status": "running", "layout": {"dp": 2}, "model": {"family": "x", "parameters": 4}, "started": 1.5},
         {"time": 4.0, "event": "fault", "rank": 0, "traceback": ["x"]}, {"step": 4, "loss": 1.5, "lr": None},
         {"micro_batch": 4, "ground": {}},
-        {"seconds": 4, "steps": [1, 2], "parts": {"a": 1}, "communication": {"seconds": 1, "not_hidden": 0}, "top": []},
+        {"seconds": 4, "steps": [1, 2], "parts": {"a": 1}, "communication": {"seconds": 1, "not_hidden": 0}, "kinds": {}, "top": []},
     ]  # fmt: skip
     return [json.dumps(value).encode() for value in values]
 

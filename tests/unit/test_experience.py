@@ -113,7 +113,7 @@ def test_runs_that_teach_nothing_are_left_out() -> None:
 def test_the_plan_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     config("new")
     assert command(["plan"]) == 0
-    assert "no run on this machine has been measured yet" in " ".join(
+    assert "no undisturbed run on this machine has been measured yet" in " ".join(
         capsys.readouterr().out.split()
     )
     finished("a", 0.8)
@@ -170,12 +170,13 @@ def test_the_plan_names_the_sources_that_training_repeats(
     assert f"warning: training repeats few ({few:.0f} epochs); more than 4 epochs teach" in words
 
 
-def profiled(name: str, factor: float, waited: float = 0.001) -> None:
+def profiled(name: str, factor: float, waited: float = 0.001, settings: str = "") -> None:
     """A profile of the config whose forward and backward passes took `factor` times what is predicted of them."""
-    one, folder = config(name, "train.profile_steps='\"4-6\"'"), Path("runs") / name
+    one, folder = config(name, f"train.profile_steps='\"4-6\"' {settings}"), Path("runs") / name
     step = predict(one)
     assert step
-    forward = factor * step.group("computing") / 3 + step.launches
+    computing = sum(step.group(kind) for kind in ("products", "attention", "traffic"))
+    forward = factor * computing / 3 + step.launches
     spent = {
         "forward": forward,
         "backward": 2 * (forward - step.launches),
@@ -205,9 +206,9 @@ def test_a_profile_teaches_of_other_layouts_part_by_part() -> None:
     profiled("new-profile-1", 1.5)
     found = experience_of(other := config("new", "train.parallelism.tensor=2"))
     assert found and (found.runs, found.of) == (1, "this model")
-    assert found.parts["computing"] == pytest.approx(1.5) and found.parts[
-        "update"
-    ] == pytest.approx(1.0)
+    assert found.parts["update"] == pytest.approx(1.0)
+    for part in ("products", "attention", "traffic"):
+        assert found.parts[part] == pytest.approx(1.5)
     before, after = estimate(other, Bill(0.0)).step, estimate(other, Bill(0.0), found).step
     assert (
         before and after and after.launches == before.launches and after.tensor == before.tensor > 0
@@ -215,6 +216,46 @@ def test_a_profile_teaches_of_other_layouts_part_by_part() -> None:
     assert after.products == pytest.approx(1.5**0.9 * before.products)
     same = experience_of(config("new"))
     assert same and same.of == "this layout" and not same.parts and 0.5 < same.ratio < 1
+
+
+def test_a_profile_of_one_node_measures_products_and_attention_and_no_link_between_nodes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Its kernels say how the time of the passes divides, also if the profiled steps were slow."""
+    step = predict(config("one"))
+    assert step
+    waited = 2 * step.gradients
+    profiled("one-profile-1", 1.5, waited=waited)
+    computing = 1.5 * sum(step.group(kind) for kind in ("products", "attention", "traffic"))
+    whole = computing + step.launches * 3 - 2 * step.launches + waited + step.update + step.other
+    kinds = {"products": 2 * step.products, "attention": 0.5 * step.attention}
+    summary = {
+        "seconds": 3 * 4 * whole,  # three steps, of four times the usual duration
+        "steps": [4, 6],
+        "parts": {},
+        "kinds": {kind: 3 * 4 * seconds for kind, seconds in kinds.items()},
+        "communication": {"seconds": 0.0, "not_hidden": 3 * 4 * waited},
+        "top": [],
+    }
+    (folder := Path("runs/one-profile-1/profile")).mkdir()
+    (folder / "summary.json").write_text(json.dumps(summary))
+    found = experience_of(config("other", "train.sequence_length=32"))
+    assert found and found.of == "this hardware"
+    ratios = {name: found.parts[name] for name in kinds}
+    assert ratios == pytest.approx({"products": 2.0, "attention": 0.5})
+    traffic = computing - sum(kinds.values())
+    assert found.parts["traffic"] == pytest.approx(traffic / step.group("traffic"))
+    assert found.parts["gradients"] == pytest.approx(2.0)
+    alone = experience_of(config("alone", "fleet.nodes=1"))
+    assert alone and alone.parts.keys() == found.parts.keys() - {"gradients"}
+    Path("runs/one-profile-1").rename("runs/of-two-nodes")
+    Path("runs/of-two-nodes/results.json").unlink()
+    profiled("one-profile-1", 1.5, settings="fleet.nodes=1")
+    Path("runs/of-two-nodes/profile").rename(folder)
+    assert command(["plan", "SET=fleet.nodes=4"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"over predicted ones: matrix products [0-9.]+, attention [0-9.]+, mem", said)
+    assert "not measured: kernel launches, gradient exchange" in said
 
 
 def test_a_profile_too_short_to_time_teaches_nothing() -> None:

@@ -65,6 +65,27 @@ def test_where_a_device_works_its_kernels_count_and_not_the_host() -> None:
     assert merge([(5, 6), (0, 2), (1, 3)]) == [(0, 3), (5, 6)]
 
 
+def test_products_and_attention_are_summed_outside_of_the_optimizer() -> None:
+    """Muon's products are the optimizer's time. The names are kernels of cuBLAS, CUTLASS, cuDNN and FlashAttention."""
+    gpu = DeviceType.CUDA
+    named = [
+        ("nvjet_tst_128x256_64x4_1x2_h_bz_coopA_TNN", 10),
+        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64", 20),
+        ("void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu>", 40),
+        ("void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits>", 100),
+        ("cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma", 200),
+        ("fmha_cutlassF_bf16_aligned_64x128_rf_sm80", 400),
+        ("void at::native::vectorized_elementwise_kernel<4>", 1000),
+    ]
+    events = [event(name, 0, length, gpu) for name, length in named]
+    events += [event("optimizer", 5000, 6000, gpu), event("gemm", 5100, 5900, gpu)]
+    assert summarize(events)["kinds"] == pytest.approx({"attention": 700e-6, "products": 70e-6})
+    host = [event("aten::mm", 0, 7), event("aten::addmm", 0, 5), event("aten::add", 0, 3)]
+    host += [event("aten::_scaled_dot_product_flash_attention_for_cpu", 0, 11)]
+    host += [event("optimizer", 100, 200), event("aten::baddbmm", 110, 150)]
+    assert summarize(host)["kinds"] == pytest.approx({"attention": 11e-6, "products": 12e-6})
+
+
 def test_parts_are_timed_in_sampled_steps_only_and_on_the_device_s_clock() -> None:
     ticks = iter(range(100))
 
@@ -181,7 +202,7 @@ def test_no_rank_is_judged_by_a_clock_that_only_sees_the_host() -> None:
 def test_a_profile_is_shown_on_one_screen(tmp_path: Path) -> None:
     run = Run(tmp_path / "p")
     run.profile.mkdir(parents=True)
-    summary = {"steps": [4, 6], "seconds": 3.0, "parts": {"forward": 1.0, "backward": 1.5}, "communication": {"seconds": 0.6, "not_hidden": 0.3},
+    summary = {"steps": [4, 6], "seconds": 3.0, "parts": {"forward": 1.0, "backward": 1.5}, "communication": {"seconds": 0.6, "not_hidden": 0.3}, "kinds": {},
                "top": [{"name": "aten::mm", "seconds": 1.2, "calls": 1234}]}  # fmt: skip
     (run.profile / "summary.json").write_text(json.dumps(summary))
     said = list(measurements.describe_profile(run))

@@ -388,6 +388,6 @@ def test_a_last_stage_has_the_output_layer_where_stages_have_as_many_blocks() ->
 
 def test_a_correction_multiplies_the_parts_of_its_group() -> None:
     step = step_of(LLAMA, H100)
-    found = step.corrected({"computing": 2.0})
+    found = step.corrected({"products": 2.0})
     assert found.products == 2 * step.products and found.update == step.update
-    assert found.total == pytest.approx(step.total + step.group("computing"))
+    assert found.total == pytest.approx(step.total + step.group("products"))

@@ -36,11 +36,14 @@ def plan(variables: Variables, started: float) -> int:
     wish = Wish(*amounts(variables, "DAYS", "USD", "TOKENS"))
     if flag(variables, "JSON"):
         return _emit(variables, config, derived, bill)
+    if out and (wish != Wish() or flag(variables, "ANY")):
+        message = "saves the plan of one fleet, not a comparison of fleets"
+        raise ConfigError.of("OUT", message, next="make plan OUT=plan")
     if flag(variables, "ANY"):
         _say(_machines(variables, config, wish))
         return 0
     if wish != Wish():
-        _say(sizing_tables.answer(config, wish, bill, out))
+        _say(sizing_tables.answer(config, wish, bill))
         return 0
     prospect = _prospect(config, derived, bill)
     whole = bool(out) or not provisioning.shares_one_machine(config)

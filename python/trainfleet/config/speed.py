@@ -21,10 +21,11 @@ HOP, HOP_OUTSIDE = (3.4e-6, 14e-6)
 FORWARD, BACKWARD = (1.0, 2.0)
 
 
-# Parts of a step that are corrected together. A run measures all groups except calls and exchange
-# (engine/timing.py).
+# Parts of a step that are corrected together (engine/timing.py).
 GROUPS = {
-    "computing": ("products", "attention", "traffic", "idle"),
+    "products": ("products",),
+    "attention": ("attention",),
+    "traffic": ("traffic", "idle"),
     "calls": ("launches",),
     "exchange": ("tensor", "shards", "stages", "context"),
     "gradients": ("gradients",),

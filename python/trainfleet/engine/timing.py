@@ -34,6 +34,12 @@ COLLECTIVE = re.compile(
     r"gloo:|nccl|c10d::|_c10d_functional|all_?reduce|all_?gather|reduce_?scatter|broadcast|ProcessGroup",
     re.I,
 )
+# Operations that a profile sums up for the next plan, by the names of torch's operations on a host
+# and of the kernels of cuBLAS, CUTLASS, cuDNN and FlashAttention. The first match counts.
+KINDS = {
+    "attention": re.compile(r"flash|fmha|sdpa|attention", re.I),
+    "products": re.compile(r"gemm|cutlass|nvjet|xmma|mkldnn_linear|aten::(add|badd)?b?mm", re.I),
+}
 MOST = 12  # maximum number of operations in a summary
 Span = tuple[float, float]  # start and end in microseconds
 
@@ -316,7 +322,7 @@ def summarize(events: Iterable[Any]) -> dict[str, Any]:
     Uses device kernels if there are any, otherwise the host ops' self time. Communication that
     overlaps any compute counts as hidden.
     """
-    parts = {name: list[Span]() for name in PARTS}
+    events, parts = list(events), {name: list[Span]() for name in PARTS}
     on_host, on_device = list[Any](), list[Any]()
     for event in events:
         if event.name not in PARTS:
@@ -331,6 +337,7 @@ def summarize(events: Iterable[Any]) -> dict[str, Any]:
         "seconds": total / 1e6,
         "parts": {name: length(spans) / 1e6 for name, spans in parts.items() if spans},
         "communication": _communication(work, bool(on_device)),
+        "kinds": _kinds(events, work, bool(on_device)),
         "top": _top(work, bool(on_device)),
     }
 
@@ -345,6 +352,19 @@ def _communication(work: list[Any], kernels: bool) -> dict[str, float]:
     talking, computing = length(merge(talk)), length(merge(own))
     together = talking + computing - length(merge([*talk, *own]))
     return {"seconds": talking / 1e6, "not_hidden": (talking - together) / 1e6}
+
+
+def _kinds(events: list[Any], work: list[Any], kernels: bool) -> dict[str, float]:
+    """Returns the seconds of each of KINDS outside of optimizer updates."""
+    updates = [event for event in events if event.name == "optimizer"]
+    there = [event for event in updates if event.device_type != DeviceType.CPU]
+    spans = [_span(event) for event in (kernels and there) or updates]
+    found = dict.fromkeys(KINDS, 0.0)
+    for event in work:
+        kind = next((kind for kind, names in KINDS.items() if names.search(event.name)), None)
+        if kind and not any(begin <= event.time_range.start <= end for begin, end in spans):
+            found[kind] += _spent(event, kernels) / 1e6
+    return found
 
 
 def merge(spans: Iterable[Span]) -> list[Span]:
@@ -366,12 +386,16 @@ def _span(event: Any) -> Span:
     return event.time_range.start, event.time_range.end
 
 
+def _spent(event: Any, kernels: bool) -> float:
+    """Returns an operation's own microseconds."""
+    return length([_span(event)]) if kernels else float(event.self_cpu_time_total)
+
+
 def _top(work: list[Any], kernels: bool) -> list[dict[str, Any]]:
     taken: dict[str, tuple[float, int]] = {}
     for event in work:
-        spent = length([_span(event)]) if kernels else event.self_cpu_time_total
         before, calls = taken.get(event.name, (0.0, 0))
-        taken[event.name] = before + spent, calls + 1
+        taken[event.name] = before + _spent(event, kernels), calls + 1
     longest = sorted(taken.items(), key=lambda item: -item[1][0])[:MOST]
     return [
         {"name": name, "seconds": spent / 1e6, "calls": calls} for name, (spent, calls) in longest

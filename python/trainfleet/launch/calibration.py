@@ -17,8 +17,10 @@ from ..config.speed_inputs import predict
 from ..config.types import Fleet
 from ..plan.estimate import Experience
 from ..plan.measurement import WARM_UP
-from ..run.run_folder import RUNS, Record, Run
+from ..run.records import Profile
+from ..run.run_folder import RUNS, Record, Run, read_json
 from ..trust.errors import TrainfleetError
+from ..trust.validation import fit
 
 NEWEST = 12  # maximum number of run folders to read, newest first
 ENOUGH = 20  # minimum number of steps; compilation and warm-up dominate shorter runs
@@ -26,12 +28,12 @@ LARGEST = 1 << 20  # maximum size of a metrics.jsonl to read, in bytes
 PLAIN = 4  # minimum number of timed steps in a profile, excluding warm-up and profiled steps
 PROFILE = 9  # runs that a profile counts as, because its medians ignore disturbed steps
 NEAR, FAR = 0.2, 5.0  # ratios outside this range suggest that other load interfered with the run
-# Maps each phase in the step-time estimate to its metrics in engine/timing.py.
-SPANS = {
-    "computing": ("forward_seconds", "backward_seconds", "pipeline_seconds"),
-    "gradients": ("communication_seconds",),
-    "update": ("optimizer_seconds",),
-}
+# Metrics of a step's forward and backward pass, and of its other phases (engine/timing.py).
+PASSES = ("forward_seconds", "backward_seconds", "pipeline_seconds")
+SPANS = {"gradients": "communication_seconds", "update": "optimizer_seconds"}
+COMPUTED = ("products", "attention", "traffic")
+# Phases that depend on the links, which are other ones between nodes than inside a node.
+LINKED = ("exchange", "gradients")
 
 
 @dataclass(frozen=True)
@@ -63,13 +65,21 @@ def experience_of(config: Config) -> Experience | None:
         ("this hardware", lambda one, other: True),
     ):
         if alike := [lesson for lesson in found if is_like(config, lesson.config)]:
-            each = [] if of == "this layout" else [lesson.parts for lesson in alike]
+            each = [] if of == "this layout" else [_apt(lesson, config) for lesson in alike]
             shares = {group: [parts[group] for parts in each if group in parts] for group in GROUPS}
             parts = {group: median(known) for group, known in shares.items() if known}
             weight = sum(lesson.weight for lesson in alike)
             ratio, share = median(lesson.ratio for lesson in alike), weight / (weight + 1)
             return Experience(len(alike), of, ratio, parts, share)
     return None
+
+
+def _apt(lesson: Lesson, config: Config) -> dict[str, float]:
+    """Returns the ratios of a lesson's phases, without LINKED if only one of the fleets has several
+    nodes.
+    """
+    same = (lesson.config.fleet.nodes > 1) == (config.fleet.nodes > 1)
+    return {name: ratio for name, ratio in lesson.parts.items() if same or name not in LINKED}
 
 
 def _lessons(config: Config) -> Iterator[Lesson]:
@@ -94,11 +104,25 @@ def _read(folder: Path, written: int) -> Lesson | None:
             if run.metrics.is_file() and run.metrics.stat().st_size <= LARGEST
             else []
         )
-        return _lesson(config, results, lines)
+        return _lesson(config, results, lines, _shares(run))
     return None
 
 
-def _lesson(config: Config, results: Record, metrics: list[Record]) -> Lesson | None:
+def _shares(run: Run) -> dict[str, float]:
+    """Returns the shares of the profiled steps that matmuls, attention and communication that is
+    not overlapped took, or {} if the run has no profile.
+    """
+    path = run.profile / "summary.json"
+    if (record := read_json(path)) is None:
+        return {}
+    found = fit(Profile, record, str(path))
+    spent = found["kinds"] | {"exchange": found["communication"]["not_hidden"]}
+    return {kind: seconds / (found["seconds"] or 1.0) for kind, seconds in spent.items()}
+
+
+def _lesson(
+    config: Config, results: Record, metrics: list[Record], shares: dict[str, float]
+) -> Lesson | None:
     """Returns the run's Lesson, or None if the run was too short or disturbed."""
     steps, predicted = plain(config, metrics), _predicted(config, results)
     speed = results.get("tokens_per_second")
@@ -109,7 +133,7 @@ def _lesson(config: Config, results: Record, metrics: list[Record]) -> Lesson | 
     if not enough or predicted is None or not isinstance(speed, float):
         return None
     ratio = speed * predicted.total / config.step_tokens
-    return Lesson(config, ratio, _parts(steps, predicted)) if NEAR < ratio < FAR else None
+    return Lesson(config, ratio, _parts(steps, predicted, shares)) if NEAR < ratio < FAR else None
 
 
 def _predicted(config: Config, results: Record) -> StepTime | None:
@@ -122,22 +146,37 @@ def _predicted(config: Config, results: Record) -> StepTime | None:
     return step.corrected(dict.fromkeys(GROUPS, then / step.total))
 
 
-def _parts(steps: list[Record], predicted: StepTime) -> dict[str, float]:
+def _parts(steps: list[Record], predicted: StepTime, shares: dict[str, float]) -> dict[str, float]:
     """Returns the ratio of measured to predicted time per phase of a step, or {} if the run did not
-    time its phases.
+    time its phases. Without `shares` of a profile, calls and exchange are taken as predicted.
     """
-    spent = {group: sum(_median(steps, name) for name in names) for group, names in SPANS.items()}
-    # Measured forward and backward times include calls and exchange, which GROUPS lists separately.
-    beside = predicted.group("calls") + predicted.group("exchange")
-    if spent["computing"] <= beside:
+    whole, spent = _median(steps, "seconds"), {key: _median(steps, of) for key, of in SPANS.items()}
+    passes = sum(_median(steps, name) for name in PASSES)
+    spent["rest"] = max(0.0, whole - passes - sum(spent.values()))
+    exchange = predicted.group("exchange")
+    if shares and exchange:
+        spent["exchange"] = exchange = max(0.0, shares["exchange"] * whole - spent["gradients"])
+    computing = passes - exchange - predicted.group("calls")
+    if computing <= 0:
         return {}
-    spent["rest"] = max(0.0, _median(steps, "seconds") - sum(spent.values()))
-    spent["computing"] -= beside
+    spent |= _computed(
+        computing, {kind: share * whole for kind, share in shares.items()}, predicted
+    )
     return {
         group: seconds / predicted.group(group)
         for group, seconds in spent.items()
         if predicted.group(group)
     }
+
+
+def _computed(seconds: float, kinds: dict[str, float], predicted: StepTime) -> dict[str, float]:
+    """Divides the seconds of computing into COMPUTED: by a profile's kinds, or as predicted."""
+    known = {kind: kinds[kind] for kind in COMPUTED if kind in kinds}
+    traffic = seconds - sum(known.values())
+    if known and traffic > 0:
+        return known | {"traffic": traffic}
+    ratio = seconds / sum(predicted.group(kind) for kind in COMPUTED)
+    return {kind: ratio * predicted.group(kind) for kind in COMPUTED}
 
 
 def plain(config: Config, lines: list[Record]) -> list[Record]:

@@ -4,12 +4,14 @@ nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 
-from ..config import Config, Derived
+from ..config import Config, Derived, dump_resolved
 from ..trust.errors import ConfigError
 from .estimate import Bill, Estimate, Experience, estimate
-from .job import Request
+from .job import Artifact, Request
 
 
 @dataclass(frozen=True)
@@ -89,3 +91,24 @@ def _over_budget(config: Config, needs: Estimate) -> str:
     with_them = f", ${needs.around:,.2f} of it for set-up and idle time" if needs.around else ""
     what = f"the run is estimated at ${needs.usd:,.2f}{with_them}, over the limit of ${limit:,.2f}"
     return f"{what}; train.steps: {fit} fits it"
+
+
+def files_of(plan: Plan, changes: Iterable[Artifact]) -> dict[str, str]:
+    """Returns the contents of a plan's folder by file name: the resolved config, the plan as JSON,
+    and all artifacts.
+    """
+    record = {
+        "derived": [asdict(row) for row in plan.derived],
+        "estimate": asdict(plan.estimate),
+        "requests": [request.record() for request in plan.requests],
+    }
+    files = {
+        "config.yaml": dump_resolved(plan.config),
+        "plan.json": json.dumps(record, indent=2) + "\n",
+    }
+    files |= {
+        f"{request.job.kind}-{artifact.name}": artifact.text
+        for request in plan.requests
+        for artifact in request.artifacts
+    }
+    return files | {artifact.name: artifact.text for artifact in changes}

@@ -4,7 +4,6 @@ write the plan to a folder.
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import textwrap
@@ -12,18 +11,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ..config import Config, Derived, dump_resolved
+from ..config import Config, Derived
 from ..config.goodput import Goodput, best_minutes
 from ..config.memory import passes_of
 from ..config.sizes import flops_in_words
-from ..config.speed import StepTime
+from ..config.speed import GROUPS, StepTime
 from ..config.speed_inputs import warnings
 from ..config.tables import read_table
 from ..hardware import node_types
-from ..plan.estimate import LIKELY_MEMORY, Estimate, tariff_of
+from ..plan.estimate import LIKELY_MEMORY, Estimate, Experience, tariff_of
 from ..plan.fabric_environment import fabric_settings
 from ..plan.job import Artifact, Request, neuron_settings
-from ..plan.plan import Plan, degrees
+from ..plan.plan import Plan, degrees, files_of
 from ..run.run_folder import no_place, write_atomic
 from ..trust.errors import ConfigError
 from ..trust.validation import fit_row
@@ -100,9 +99,11 @@ PARTS = {  # display names of the parts of a step
     "gradients": "gradient exchange",
     "update": "optimizer",
     "other": "the rest",
+    "exchange": "exchange of activations and weights",
+    "calls": "kernel launches",
 }
 FILES = (
-    r"config\.yaml|stack\.yaml|cluster\.yaml|policy(-\d)?\.json|([a-z]+-)?requests|sizes\.png|plan\.json|[a-z]+-node-\d+\.sh"
+    r"config\.yaml|stack\.yaml|cluster\.yaml|policy(-\d)?\.json|([a-z]+-)?requests|plan\.json|[a-z]+-node-\d+\.sh"
     # names of files that a plan writes to OUT
     r"|setup-[A-Za-z0-9._-]+\.sh|node\.sh|[a-z]+-job\.sbatch"
 )
@@ -212,53 +213,59 @@ def _estimates(config: Config, needs: Estimate) -> Iterator[tuple[str, str]]:
     yield "parameters", f"{needs.parameters / 1e6:,.2f} M"
     yield from zip(("node", ""), _node(config), strict=False)
     yield "layout", degrees(config)
-    passes = (
-        f"{config.data_parallel} x {passes_of(config)} micro-batches of {train.micro_batch_size}"
+    passes = f"{config.data_parallel} x {passes_of(config)} micro-batches"
+    yield "batch", f"{train.global_batch_size} sequences = {passes} of {train.micro_batch_size}"
+    yield from _memory(config, needs)
+    yield (
+        "work",
+        f"{needs.step_flops:.2e} FLOPs per step, {config.step_tokens:,} tokens per step",
     )
-    yield "batch", f"{train.global_batch_size} sequences = {passes}"
-    yield "memory", _memory(config, needs)
-    if needs.usable and needs.memory.total > needs.usable:
-        yield (
-            "",
-            "warning: this is unlikely to fit; set train.parallelism: auto to find one that fits",
-        )
-    tokens = f"{config.step_tokens:,} tokens per step"
-    yield "work", f"{needs.step_flops:.2e} FLOPs per step, {tokens}"
     if needs.peak and needs.seconds is not None:
-        yield from _speed(config, needs, needs.peak, needs.seconds)
+        yield from _speed(config, needs, config.step_tokens * train.steps / needs.seconds)
+        yield from _time(config, needs)
     else:
         yield "time", "unknown on this hardware"
     yield "cost", _cost(config, needs)
 
 
-def _memory(config: Config, needs: Estimate) -> str:
+def _memory(config: Config, needs: Estimate) -> Iterator[tuple[str, str]]:
     of = f" of {needs.usable / 2**30:,.1f} usable" if needs.usable else ""
     named = {"loss": "loss or gradient sums"}
     held = ", ".join(
         f"{named.get(name, name)} {size / 2**30:,.2f}"
-        for name, size in asdict(needs.memory).items()
+        for name, size in vars(needs.memory).items()
         if size
     )
-    return f"{needs.memory.total / 2**30:,.2f} GiB{of} per rank{_likely(config)}: {held}"
+    yield "memory", f"{needs.memory.total / 2**30:,.2f} GiB{of} per rank{_likely(config)}: {held}"
+    if needs.usable and needs.memory.total > needs.usable:
+        yield (
+            "",
+            "warning: this is unlikely to fit; set train.parallelism: auto to find one that fits",
+        )
 
 
-def _speed(
-    config: Config, needs: Estimate, peak: float, seconds: float
-) -> Iterator[tuple[str, str]]:
-    """Yields the throughput, the MFU and the time, each with what it is based on."""
-    ranks, steps = config.world_size, config.train.steps
-    speed = config.step_tokens * steps / seconds
-    mfu = needs.step_flops * steps / (peak * seconds)
-    rates = f"about {rough(speed)} tokens/s, {rough(speed / ranks)} per rank"
-    yield "speed", f"{rates}, an MFU of {mfu:.0%}, {_basis(config, needs)}"
+def _speed(config: Config, needs: Estimate, speed: float) -> Iterator[tuple[str, str]]:
+    peak = needs.peak or 0.0
+    mfu = needs.step_flops * speed / (config.step_tokens * peak)
+    yield (
+        "speed",
+        f"about {rough(speed)} tokens/s, {rough(speed / config.world_size)} per rank, an MFU "
+        f"of {mfu:.0%}, {_basis(config, needs)}",
+    )
     yield from (("", f"warning: {why}") for why in warnings(config))
     if figure := beside(config):
         yield "", f"{rough(speed / config.fleet.nodes)} per node; {figure}"
     if needs.step:
         yield "step", f"{needs.step.total:.3g} s: {', '.join(shares(needs.step))}"
-    each = f"{ranks} x {peak / ranks / 1e12:,.4g} TFLOP/s per rank, {needs.format}"
-    yield "MFU", f"= tokens/s x FLOPs per token / ({each})"
+    yield (
+        "MFU",
+        f"= tokens/s x FLOPs per token / ({config.world_size} x "
+        f"{peak / config.world_size / 1e12:,.4g} TFLOP/s per rank, {needs.format})",
+    )
     yield "", flops_in_words(config.model)
+
+
+def _time(config: Config, needs: Estimate) -> Iterator[tuple[str, str]]:
     elapsed = needs.elapsed or 0.0
     likely = span(*needs.between(elapsed))
     yield "time", f"about {duration(elapsed)}; {likely} for four of five such runs"
@@ -269,14 +276,16 @@ def _speed(
 
 
 def _cost(config: Config, needs: Estimate) -> str:
-    if needs.usd is None:
-        if needs.bill is None:
-            return "unknown: neither EC2's on-demand list nor its capacity block rates have a price"
-        return f"${needs.bill.hour(config.fleet.nodes):,.2f} per hour"
-    if not needs.usd:
+    if needs.usd:
+        around = (
+            f", including ${rough(needs.around)} for setup and idle time" if needs.around else ""
+        )
+        return f"about ${rough(needs.usd)}{around}{_at(config, needs)}"
+    if needs.usd == 0:
         return _free(config)
-    around = f", including ${rough(needs.around)} for setup and idle time" if needs.around else ""
-    return f"about ${rough(needs.usd)}{around}{_at(config, needs)}"
+    if needs.bill:
+        return f"${needs.bill.hour(config.fleet.nodes):,.2f} per hour"
+    return "unknown: neither EC2's on-demand list nor its capacity block rates have a price"
 
 
 def _useful(found: Goodput, elapsed: float) -> str:
@@ -354,20 +363,35 @@ def _basis(config: Config, needs: Estimate) -> str:
     """Returns what the predicted throughput is based on, and its likely error."""
     if found := needs.experience:
         runs = f"{found.runs} finished run{'s' if found.runs > 1 else ''} of {found.of}"
-        by_parts = " (each part of a step separately)" if found.parts else ""
         return (
-            f"measured here: corrected by {runs}{by_parts}, which reached {found.ratio:.2f} times "
-            f"the predicted speed; {found.share:.0%} of that counts"
+            f"measured here: corrected by {runs}, which reached {found.ratio:.2f} times "
+            f"the predicted speed; {found.share:.0%} of that counts{_phases(found, needs.step)}"
         )
     device = config.fleet.rank_device
     if device is None:
-        return "a rough prediction; no run on this machine has been measured yet (run make profile)"
+        return (
+            "a rough prediction; no undisturbed run on this machine has been measured yet (run "
+            "make profile)"
+        )
     if not device.fitted:
         return (
             "predicted from related devices, because no run of a similar engine on this device is "
             "published"
         )
     return "predicted from published runs"
+
+
+def _phases(found: Experience, step: StepTime | None) -> str:
+    """Returns the measured times of a step's phases over the predicted ones, and what was not
+    measured. Returns "" if the runs correct only the whole step.
+    """
+    if step is None or not found.parts:
+        return ""
+    times = {PARTS.get(name, name): ratio for name, ratio in found.parts.items()}
+    absent = [name for name in GROUPS if name not in found.parts and step.group(name) > 0]
+    told = ", ".join(f"{name} {ratio:.2g}" for name, ratio in times.items())
+    rest = f"; not measured: {', '.join(PARTS.get(name, name) for name in absent)}" * bool(absent)
+    return f"; times over predicted ones: {told}{rest}"
 
 
 def span(low: float, high: float) -> str:
@@ -394,16 +418,7 @@ def write(plan: Plan, changes: Iterable[Artifact], folder: Path) -> list[str]:
     """Writes the resolved config, the plan as JSON, and all artifacts to `folder`. Returns the file
     names.
     """
-    files = {
-        "config.yaml": dump_resolved(plan.config),
-        "plan.json": json.dumps(_record(plan), indent=2) + "\n",
-    }
-    files |= {
-        f"{request.job.kind}-{artifact.name}": artifact.text
-        for request in plan.requests
-        for artifact in request.artifacts
-    }
-    files |= {artifact.name: artifact.text for artifact in changes}
+    files = files_of(plan, changes)
     for old in folder.glob("requests/[0-9][0-9]-*.json"):  # requests left by an earlier plan
         old.unlink()
     for name, text in files.items():
@@ -429,12 +444,3 @@ def require_own(folder: Path) -> None:
     if why:
         message = f"{folder} must be new, empty or the folder of an earlier plan: {why}"
         raise ConfigError.of("OUT", message, next="make plan OUT=plan")
-
-
-def _record(plan: Plan) -> dict[str, object]:
-    requests = [request.record() for request in plan.requests]
-    return {
-        "derived": [asdict(row) for row in plan.derived],
-        "estimate": asdict(plan.estimate),
-        "requests": requests,
-    }

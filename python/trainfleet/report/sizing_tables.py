@@ -1,13 +1,11 @@
-"""Tables and a plot of time and cost for a range of node counts, a table of the best layouts for
-one node count, and a table of instance types.
+"""Tables of time and cost for a range of node counts, of the best layouts for one node count, and
+of instance types.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import exp
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..config import Config
 from ..config.layout_search import Choice
@@ -15,12 +13,8 @@ from ..plan import sizing
 from ..plan.estimate import Bill
 from ..plan.plan import degrees
 from ..plan.sizing import DAY, SURE, Bid, Size, Wish, best, cost, remark, shown
-from .history import duration, percent, quantity, table
-from .plots import BLUE, INK, STYLE, by_nodes, note, save
+from .history import duration, percent, table
 from .proposal import PARTS, hung, rough, span
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 ALTERNATIVES = 5  # maximum layouts to show
 EACH = "per billion tokens"
@@ -31,13 +25,6 @@ MOST = 12  # rows of the table of machines
 LATE = 0.05  # chance to meet DAYS below which a fleet is not in that table
 COLUMNS = ("", "machine", "nodes", "terms", "four of five", "in time", "cost", EACH, "layout")
 TEXTS = ("machine", "terms", "layout")
-# title, value and format of each plot
-Curve = tuple[str, Callable[[Size], float], Callable[[float], str]]
-CURVES: tuple[Curve, ...] = (
-    ("Time", lambda size: size.days, lambda days: duration(days * DAY)),
-    ("Cost", lambda size: size.usd or 0.0, lambda usd: f"${quantity(usd)}"),
-    ("Goodput", lambda size: size.goodput, percent),
-)
 
 
 def describe_layouts(config: Config, choices: Sequence[Choice], bill: Bill | None) -> Iterator[str]:
@@ -50,9 +37,8 @@ def describe_layouts(config: Config, choices: Sequence[Choice], bill: Bill | Non
     yield from indented(table(LAYOUTS, [_layout(config, choice, bill) for choice in choices], LEFT))
 
 
-def answer(config: Config, wish: Wish, bill: Bill | None, out: Path | None) -> Iterator[str]:
-    """Yields the table of node counts and the recommended size. Writes the plot to `out` if
-    specified.
+def answer(config: Config, wish: Wish, bill: Bill | None) -> Iterator[str]:
+    """Yields the table of node counts and the recommended size.
 
     Raises:
         ConfigError: no size meets the wish, or the device or price is unknown.
@@ -60,9 +46,6 @@ def answer(config: Config, wish: Wish, bill: Bill | None, out: Path | None) -> I
     found = sizing.sizes(config, wish, bill)
     chosen = sizing.answer(found, wish, config.fleet.nodes)
     yield from describe_sizes(config, found, chosen, wish)
-    if out:
-        draw(out / "sizes.png", shown(found, chosen), chosen)
-        yield from ("", f"written to {out}/: sizes.png")
     yield from ("", f"next: make plan NODES={chosen.nodes}")
 
 
@@ -88,7 +71,7 @@ def describe_sizes(
             f"{_told(sure) if sure else 'no fleet of these sizes'}"
         )
     if wish.tokens is not None:
-        batch = config.step_tokens
+        batch = config.train.global_batch_size * config.train.sequence_length
         yield (
             f"        SET='train.steps={max(1, round(chosen.tokens / batch))}' trains on that "
             "many tokens"
@@ -111,36 +94,6 @@ def likely(size: Size) -> str:
 
 def indented(lines: Iterable[str]) -> Iterator[str]:
     return (f"  {line}" for line in lines)
-
-
-def draw(path: Path, found: Sequence[Size], chosen: Size) -> None:
-    """Plots time, cost and goodput against the node count, and marks the recommended size."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    curves = [curve for curve in CURVES if curve[0] != "Cost" or chosen.usd is not None]
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(3.4 * len(curves), 3.2), layout="constrained")
-        for axes, curve in zip(figure.subplots(1, len(curves)), curves, strict=True):
-            _draw(axes, curve, found, chosen)
-        save(figure, path)
-
-
-def _draw(axes: Axes, curve: Curve, found: Sequence[Size], chosen: Size) -> None:
-    title, value, words = curve
-    values, best = [value(size) for size in found], value(chosen)
-    ends = [min(values), max(values)]
-    axes.set_title(title, pad=8)
-    if words is not percent:
-        axes.set_yscale("log", base=2)
-    by_nodes(axes)
-    axes.set_xticks([found[0].nodes, chosen.nodes, found[-1].nodes])
-    axes.xaxis.set_major_formatter(lambda nodes, _: f"{nodes:,.0f}")
-    axes.set_yticks(ends, map(words, ends))
-    axes.plot([size.nodes for size in found], values, color=BLUE, lw=2)
-    axes.plot([chosen.nodes], [best], color=BLUE, marker="o", ms=6)
-    note(axes, words(best), (chosen.nodes, best), (6, 8), color=INK)
-    axes.margins(y=0.15)
 
 
 def _layout(config: Config, choice: Choice, bill: Bill | None) -> tuple[str, ...]:

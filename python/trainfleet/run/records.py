@@ -145,6 +145,7 @@ class Profile(TypedDict):
     steps: tuple[Step, Step]
     parts: dict[Name, Seconds]
     communication: Talk
+    kinds: dict[Name, Seconds]
     top: list[Operation]
 
 
