@@ -88,14 +88,6 @@ def test_a_late_start_of_an_old_order_is_no_newer_than_a_new_one(tmp_path: Path)
     assert fence.begin(tmp_path) == 4
 
 
-def test_a_run_of_the_first_format_goes_on_counting(tmp_path: Path) -> None:
-    (tmp_path / "heartbeats").mkdir()
-    (tmp_path / "heartbeats" / "attempt").write_text("7\n")
-    (tmp_path / "heartbeats" / "rank-0.json").write_text("{}")
-    assert fence.current(tmp_path) == Attempt(7, 7) and fence.begin(tmp_path) == 8
-    assert not (tmp_path / "heartbeats" / "rank-0.json").exists()
-
-
 def test_ranks_of_an_earlier_start_of_the_same_order_leave(tmp_path: Path) -> None:
     """As a Slurm requeue or the next attempt of a Batch job starts them: TRAINFLEET_ATTEMPT stays what it was."""
     order = fence.begin(tmp_path)

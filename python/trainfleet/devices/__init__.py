@@ -34,11 +34,10 @@ def planned(kind: str) -> Device:
     """
     opened = KINDS.get(kind) or platforms.opening(kind)
     if opened is None:
-        why = f"the supported devices are {', '.join([*KINDS, *platforms.devices()])}"
         raise RunError(
             f"ranks can't use the device {kind} yet",
             where="fleet.platform",
-            why=why,
+            why=f"the supported devices are {', '.join([*KINDS, *platforms.devices()])}",
             next="make plan",
         )
     idle = node_types.local_accelerators() if kind == Cpu.kind and index() == 0 else 0

@@ -95,7 +95,9 @@ def main(words: list[str]) -> None:
     Creates the store first if this is node 0.
     """
     given = dict(word[2:].split("=", 1) for word in words if word.startswith("--") and "=" in word)
-    meet, port, nodes = given["master-addr"], int(given["master-port"]), int(given["nnodes"])
+    meet = given["master-addr"]
+    port = int(given["master-port"])
+    nodes = int(given["nnodes"])
     store = listen(meet, port, nodes) if given["node-rank"] == "0" and port else None
     sys.argv = words
     runpy.run_module(words[0], run_name="__main__", alter_sys=True)

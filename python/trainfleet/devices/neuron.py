@@ -18,7 +18,6 @@ import subprocess
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, cast
@@ -137,11 +136,8 @@ class GeneratorState:
     def __init__(self, module: Any) -> None:
         self.get_state = cast(Callable[[], Tensor], module.get_rng_state)
         self.set_state = cast(Callable[[Tensor], object], module.set_rng_state)
-        self.manual_seed = partial(_seed, module)
-
-
-def _seed(module: Any, seed: int) -> None:
-    module.manual_seed(seed % 2**31)  # the device supports only 32-bit integers
+        # the device supports only 32-bit integers
+        self.manual_seed = lambda seed: module.manual_seed(seed % 2**31)
 
 
 def check_package() -> None:

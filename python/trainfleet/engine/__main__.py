@@ -280,7 +280,10 @@ def record_fault(run: Run, error: Exception, attempt: fence.Attempt) -> None:
             print(error, file=sys.stderr, flush=True)
     else:
         text = "".join(traceback.format_exception(error)).rstrip()
-        lines, message, why, remedy = text.splitlines()[-TRACEBACK_LINES:], str(error), "", ""
+        lines = text.splitlines()[-TRACEBACK_LINES:]
+        message = str(error)
+        why = ""
+        remedy = ""
     is_over = attempt.number and fence.current(run.folder) > attempt
     if is_over or isinstance(error, fence.Fenced):
         return

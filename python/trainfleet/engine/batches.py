@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from operator import itemgetter
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +20,8 @@ from ..data.masking import Masked
 from ..devices import Device
 from ..models.loss import IGNORED
 from ..run import run_folder
+
+Samples = Dataset | Masked
 
 
 class MicroBatch(NamedTuple):
@@ -100,26 +102,6 @@ def filled(batches: Iterable[MicroBatch], passes: int, blank: MicroBatch) -> Ite
             )
 
 
-class Samples(Protocol):
-    """Dataset interface that the engine requires, implemented by data.dataset.Dataset."""
-
-    @property
-    def end_of_document(self) -> int: ...
-
-    @property
-    def validation_parts(self) -> Collection[str]: ...
-
-    def samples(self, split: str, sequence_length: int) -> int: ...
-
-    def batch(
-        self, split: str, first: int, count: int, sequence_length: int, seed: int
-    ) -> np.ndarray: ...
-
-    def learned(
-        self, split: str, first: int, count: int, sequence_length: int, seed: int
-    ) -> int | None: ...
-
-
 def open_dataset(config: Config) -> Dataset:
     """Opens the config's dataset, and checks that the model has its vocabulary."""
     dataset = Dataset.open(run_folder.DATA / config.data.name, config.data)
@@ -149,7 +131,9 @@ class Batches:
     def __init__(
         self, samples: Samples, config: Config, rank: int, ranks: int, device: Device
     ) -> None:
-        self.samples, self.train, self.device = samples, config.train, device
+        self.samples = samples
+        self.train = config.train
+        self.device = device
         self.end = separator(samples, config.train)
         self.count = config.train.global_batch_size // ranks
         self.ranks = ranks

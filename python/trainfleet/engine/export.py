@@ -65,13 +65,13 @@ def export(run: Run, out: Path, form: str = platforms.HUGGINGFACE) -> list[str]:
             its model.
     """
     platforms.require_new(out)
-    config, partial = load_resolved(run.config), out.with_name(f".{out.name}.{os.getpid()}")
+    config = load_resolved(run.config)
+    partial = out.with_name(f".{out.name}.{os.getpid()}")
     if module := config.model.module:
-        why = f"transformers has no class for the model in {module}"
         raise RunError(
             "can't be exported to Hugging Face's format",
             where=str(run.folder),
-            why=why,
+            why=f"transformers has no class for the model in {module}",
             next="use make sample or make eval",
         )
     save = saving(config, form, run)
@@ -220,7 +220,8 @@ class Base:
 def card(run: Run, config: Config) -> str:
     """Returns the model card (README.md) for an exported folder."""
     base = base_of(run, config)
-    about = {"library_name": "transformers", "pipeline_tag": _task(config)}
+    task = "text-generation" if FAMILIES[config.model.family].causal else "fill-mask"
+    about = {"library_name": "transformers", "pipeline_tag": task}
     if base and base.hub:
         about |= {"base_model": base.hub, "base_model_relation": "finetune"}
     if base and base.licence:
@@ -344,10 +345,6 @@ def _last(path: str) -> str:
         if part and "*" not in part and part.strip(".")
     ]
     return LEFT_OUT.sub("_", parts[-1])[:100] if parts else "text"
-
-
-def _task(config: Config) -> str:
-    return "text-generation" if FAMILIES[config.model.family].causal else "fill-mask"
 
 
 def _rows(run: Run, config: Config, base: Base | None) -> dict[str, Any]:

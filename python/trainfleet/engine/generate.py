@@ -92,11 +92,10 @@ def choose(
 
 def makes_no_numbers(run: Run) -> RunError:
     """Returns the error for a model that produces non-finite output."""
-    why = "its weights are not finite, or too large"
     return RunError(
         "the output of the newest checkpoint's model is not finite",
         where=str(run.folder),
-        why=why,
+        why="its weights are not finite, or too large",
         next="run make verify",
     )
 
@@ -230,7 +229,8 @@ def answers(model: Network, dataset: Dataset, prompts: Iterable[str]) -> Iterato
     for prompt in prompts:
         ids = [dataset.end_of_document, *encode(tokenizer, prompt)]
         if dataset.manifest.settings.conversations:
-            template, asked = ChatTemplate.read(dataset.folder), {"role": USER, "content": prompt}
+            template = ChatTemplate.read(dataset.folder)
+            asked = {"role": USER, "content": prompt}
             ids = asking(template, ChatEncoder(tokenizer.definition), [asked])
         made = continuation(
             model, ids, temperature=0, top_k=1, generator=torch.Generator(), stop_at=stops
@@ -254,7 +254,8 @@ class Writer:
     """
 
     def __init__(self, options: argparse.Namespace) -> None:
-        self.options, self.run = options, Run(options.run)
+        self.options = options
+        self.run = Run(options.run)
         model, self.dataset = load(self.run)
         if not isinstance(model, Llama | GPT2):
             family = model.shape.family
@@ -264,7 +265,8 @@ class Writer:
                 next="use make eval or make export",
             )
         self.model, self.tokenizer = model, load_tokenizer(self.dataset.folder)
-        self.stops, self.generator = stops_of(self.dataset), torch.Generator()
+        self.stops = stops_of(self.dataset)
+        self.generator = torch.Generator()
         if options.seed is None:
             self.generator.seed()
         else:

@@ -212,7 +212,9 @@ class Muon(AdamW):
         """Updates the momentum and returns Nesterov's look-ahead: a blend of gradient and new
         momentum.
         """
-        state, beta, gradient = self.state[parameter], group["betas"][1], self.gradient(parameter)
+        state = self.state[parameter]
+        beta = group["betas"][1]
+        gradient = self.gradient(parameter)
         if not state:
             state["momentum"] = torch.zeros_like(parameter)
         state["momentum"].add_((gradient - state["momentum"]) * ((1 - beta) * keep))
@@ -308,7 +310,8 @@ class RoundedAdamW(AdamW):
         reads and writes each value only once.
         """
         super().__init__(groups, **settings)
-        self.names, self.seed = names, seed
+        self.names = names
+        self.seed = seed
         self.extents: dict[Tensor, Extent] = {}
         self.renew = step
 

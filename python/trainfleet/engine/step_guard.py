@@ -55,7 +55,10 @@ class StepGuard:
         With a loss `scale`, non-finite gradients with a finite loss count as an overflow rather
         than a bad step.
         """
-        self.train, self.world, self.scale, device = train, world, scale, world.device.torch_device
+        self.train = train
+        self.world = world
+        self.scale = scale
+        device = world.device.torch_device
         state = state or (0.0,) * (MOMENTS + 3)
         self.mean, self.variance = (
             torch.tensor(state[first : first + 2], device=device) for first in (0, 2)

@@ -69,7 +69,10 @@ class Stopwatch:
         at_step: Callable[[int], None] = lambda step: None,
     ) -> None:
         """Starts the stopwatch. `at_step` is called at the start of every step."""
-        self.started, self.heart, self.clock, self.at_step = started, heart, clock, at_step
+        self.started = started
+        self.heart = heart
+        self.clock = clock
+        self.at_step = at_step
         self.sampled = False
         self.spans: list[tuple[str, Reading, Reading]] = []  # timed parts of the sampled step
         # when each backward pass computed its last gradient
@@ -87,13 +90,15 @@ class Stopwatch:
         self.apart = {"validate": 0.0, "checkpoint": 0.0}
 
     def start_training(self, before: float) -> None:
-        self.startup, self.before = self.total, before
+        self.startup = self.total
+        self.before = before
         self.reached["built"] = self.startup
 
     def begin(self, step: int, sampled: bool = False) -> None:
         """Marks the start of a step. An attempt's first step counts as compilation."""
         self.at_step(step)
-        self.sampled, self.spans = sampled, []
+        self.sampled = sampled
+        self.spans = []
         self.work.append([])
         self._at("step" if self.to_first_step else "compile", step)
 
@@ -259,7 +264,8 @@ class Slowest:
         `heart` must already have joined the other ranks, because the attempt number may change
         until then.
         """
-        self.beats, self.ranks = Beats(heart.folder, heart.attempt.number), ranks
+        self.beats = Beats(heart.folder, heart.attempt.number)
+        self.ranks = ranks
         self.known: dict[int, Beat] = {}
 
     def measure(self) -> Record:
@@ -296,7 +302,8 @@ class StepProfiler:
         """Starts or stops the profiler at the beginning of a step."""
         if step == self.first and self.first:
             # all activities that torch supports on this machine, on host and devices
-            self.profiler, self.began = (profile(), time.perf_counter())
+            self.profiler = profile()
+            self.began = time.perf_counter()
             self.profiler.start()
         elif step == self.last + 1:
             self.close()

@@ -47,7 +47,9 @@ class Trainer:
         checkpoints: Checkpoints,
         watch: Stopwatch,
     ) -> None:
-        self.config, self.train, self.samples = config, config.train, samples
+        self.config = config
+        self.train = config.train
+        self.samples = samples
         self.world = world
         self.checkpoints = checkpoints
         self.watch = watch
@@ -96,7 +98,8 @@ class Trainer:
             if ending:
                 return "finished" if step == last else "stopped"
             if due(step - first, COLLECT_EVERY):
-                collect_garbage()
+                gc.collect()
+                gc.freeze()  # exempts the survivors, such as the model, from later collections
         return "finished"
 
     def advance(self, step: int) -> None:
@@ -196,11 +199,10 @@ def callback_of(train: Train) -> Callable[[int, Trainer], object]:
         return lambda step, trainer: None
     found = getattr(module_at(train.callback, "train.callback"), "after_step", None)
     if not callable(found):
-        why = "it must define after_step(step, trainer)"
         raise RunError(
             "has no callback",
             where=train.callback,
-            why=why,
+            why="it must define after_step(step, trainer)",
             next=f"see the example in {page('docs/how-to/own-model.md')}",
         )
     return found  # type: ignore[no-any-return]
@@ -209,9 +211,3 @@ def callback_of(train: Train) -> Callable[[int, Trainer], object]:
 def due(step: int, every: int) -> bool:
     """Returns whether an action that runs every `every` steps is due. 0 means never."""
     return every > 0 and step % every == 0
-
-
-def collect_garbage() -> None:
-    """Collects garbage, and exempts the survivors, such as the model, from later collections."""
-    gc.collect()
-    gc.freeze()

@@ -40,16 +40,8 @@ DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 @dataclass(frozen=True)
-class Proposal:
-    """A rank's requests after a step, other than to stop."""
-
-    save: bool = False
-    fail: bool = False
-
-
-@dataclass(frozen=True)
 class Decision:
-    """All ranks' requests combined, identical on every rank."""
+    """A rank's requests after a step, or all ranks' requests combined."""
 
     stop: bool = False
     save: bool = False
@@ -69,7 +61,8 @@ class Vote:
 
         The rank also votes to stop once `file` exists. Pass None on ranks that should not check.
         """
-        self.file, self.tree = file, tree
+        self.file = file
+        self.tree = tree
         # whether this rank votes to stop: set by a signal, by the stop file or by the vote's owner
         self.heard = False
         self.votes = torch.zeros(3)
@@ -80,7 +73,7 @@ class Vote:
     def hear(self, number: int, frame: FrameType | None) -> None:
         self.heard = True
 
-    def agreed(self, proposal: Proposal) -> Decision:
+    def agreed(self, proposal: Decision) -> Decision:
         """Starts this step's vote and returns the decision of the previous one."""
         decision = self.settle()
         self.heard = self.heard or (self.file is not None and self.file.exists())

@@ -97,7 +97,8 @@ def join(device: Device) -> Iterator[World]:
     Leaves the group after the `with` block unless the block raises. Host tensors always use gloo,
     so that ranks can agree on small values without synchronizing with an accelerator.
     """
-    rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    rank = int(os.environ.get("RANK", "0"))
+    size = int(os.environ.get("WORLD_SIZE", "1"))
     device.start()
     store = HashStore() if size == 1 else None  # None selects torchrun's store
     dist.init_process_group(device.backend, store=store, rank=rank, world_size=size)
@@ -168,7 +169,8 @@ class Group(NamedTuple):
 
         Unlike dist.new_group, does not have to be called by ranks outside the group.
         """
-        position, own = ranks.index(rank), PrefixStore(f"{ranks[0]}-{ranks[-1]}", store)
+        position = ranks.index(rank)
+        own = PrefixStore(f"{ranks[0]}-{ranks[-1]}", store)
         return cls(len(ranks), position, dist.ProcessGroupGloo(own, position, len(ranks), PATIENCE))
 
     def gather(self, numbers: Tensor) -> Tensor:
@@ -198,7 +200,8 @@ class Tree:
         self.groups = [Group.join(group, rank, store) for group in mine]
         self.flat = size <= FAN
         self.under_way: Any = None
-        self.asked, self.answered = SimpleQueue[Tensor](), SimpleQueue[Exception | None]()
+        self.asked = SimpleQueue[Tensor]()
+        self.answered = SimpleQueue[Exception | None]()
         if not self.flat:
             threading.Thread(target=self._run, name="votes", daemon=True).start()
 

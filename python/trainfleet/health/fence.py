@@ -35,7 +35,6 @@ from ..trust.validation import Range, fit
 BEATS = "heartbeats"
 FOLDER = "attempts"
 NEWEST = "newest"
-BEFORE = "attempt"  # file of format 1, which contains only the number
 # seconds for ranks to exit; one rank per node polls once a second (health/heartbeat.py)
 TO_LEAVE = 3.0
 VARIABLE = "TRAINFLEET_ATTEMPT"  # environment variable with the order
@@ -74,7 +73,7 @@ def begin(folder: Path) -> int:
     for path in _folder(folder).iterdir():
         if NUMBER.fullmatch(path.stem) and int(path.stem) < before.order:
             path.unlink(missing_ok=True)
-    for path in (folder / BEATS).glob("*-*"):  # heartbeats per node, or per rank in format 1
+    for path in (folder / BEATS).glob("*-*"):
         path.unlink(missing_ok=True)
     return number
 
@@ -116,11 +115,6 @@ def current(folder: Path) -> Attempt:
         names = os.listdir(folder / BEATS / FOLDER)  # noqa: PTH208 - only names are needed
         if found := [_read(folder, int(name)) for name in names if NUMBER.fullmatch(name)]:
             return max(newest, *found)
-    with suppress(OSError, InputError):
-        if NUMBER.fullmatch(
-            text := untrusted_input.read_text(folder / BEATS / BEFORE, MOST).strip()
-        ):
-            return max(newest, Attempt(int(text), int(text)))
     return newest
 
 

@@ -73,7 +73,8 @@ class NodeMemory:
     """Files that a node's ranks share in memory. Each file is replaced atomically."""
 
     def __init__(self, folder: Path, node: int, order: int) -> None:
-        self.folder, self.number = folder, node
+        self.folder = folder
+        self.number = node
         self.shared = _memory(folder, node, order)
         self.lock = file_systems.hold(self.shared)
 
@@ -138,7 +139,9 @@ class Heart:
         `order` is the launcher's number for this attempt. `patience` is how many seconds the rank
         may run without a launcher before `alone` is called; 0 means that it needs no launcher.
         """
-        self.folder, self.rank, self.attempt = folder, rank, Attempt(order, order)
+        self.folder = folder
+        self.rank = rank
+        self.attempt = Attempt(order, order)
         # Before the process group exists, the attempt may still get a different number.
         self.met = False
         self.patience = patience
@@ -166,7 +169,8 @@ class Heart:
         """Records that the ranks have joined the process group as attempt `number`
         (fence.enter).
         """
-        self.attempt, self.met = Attempt(self.attempt.order, number), True
+        self.attempt = Attempt(self.attempt.order, number)
+        self.met = True
 
     def stop(self) -> None:
         """Sends the final heartbeat, after which silence is expected."""
@@ -215,7 +219,8 @@ class Heart:
         """Reads the ranks' current instructions from the run folder."""
         newest, lease, looked = fence.current(self.folder), before.lease, before.looked
         if self.patience and time.monotonic() - looked >= LEASE_EVERY:
-            lease, looked = lease.look(newest_holder(self.folder), LEASE_EVERY), time.monotonic()
+            lease = lease.look(newest_holder(self.folder), LEASE_EVERY)
+            looked = time.monotonic()
         return Instructions(newest.order, newest.number, asked(self.folder), lease, looked)
 
     def _obey(self, orders: Instructions) -> None:
@@ -305,7 +310,8 @@ class Stacks:
     """Stack dumps that ranks have written after `since` (Unix time). Each file is read once."""
 
     def __init__(self, folder: Path, since: float) -> None:
-        self.folder, self.since = folder / "logs", since
+        self.folder = folder / "logs"
+        self.since = since
         self.found: dict[int, str] = {}
 
     def read(self) -> dict[int, str]:

@@ -97,7 +97,8 @@ class Beats:
     """
 
     def __init__(self, folder: Path, attempt: int) -> None:
-        self.folder, self.attempt = folder / FOLDER, attempt
+        self.folder = folder / FOLDER
+        self.attempt = attempt
         # modification time, size and inode of each file when last read
         self.known: dict[str, tuple[int, int, int]] = {}
 

@@ -82,7 +82,8 @@ class Kernel:
     def __init__(self) -> None:
         # kernel timestamps use the same clock
         self.began = time.clock_gettime(time.CLOCK_MONOTONIC)
-        self.kills, self.kills_of_all = oom_kills(), all_oom_kills()
+        self.kills = oom_kills()
+        self.kills_of_all = all_oom_kills()
         self.counters = Counters()
 
     def words(self) -> list[Message]:
@@ -212,7 +213,8 @@ class Counters:
 
     def __init__(self, root: Path = Path("/")) -> None:
         self.root = root
-        self.counts, self.states = _counts(root), _states(root)
+        self.counts = _counts(root)
+        self.states = _states(root)
 
     def words(self) -> list[str]:
         """Returns counters that rose, states that worsened, and failed GPUs.

@@ -34,12 +34,11 @@ import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated, TypeVar
 
 from ..run.claims import ROOM, claim, rewrite
 from ..run.records import require_object
-from ..run.run_folder import Run, make_folder, remedy, unwritable
+from ..run.run_folder import Run, damaged, make_folder, unwritable
 from ..trust import untrusted_input
 from ..trust.errors import BackendError, InputError, JobFailed
 from ..trust.validation import Count, Moment, Name, Range, fit
@@ -222,13 +221,7 @@ def _read(kind: type[T], path: Path) -> T | None:
     except FileNotFoundError:
         return None
     except InputError as error:
-        raise InputError(
-            error.what,
-            where=error.where or str(path),
-            key=error.key,
-            why=error.why,
-            next=remedy(path),
-        ) from error
+        raise damaged(path, error) from error
 
 
 def is_held(holder: Holder | None, now: float) -> bool:
@@ -340,12 +333,7 @@ class Lease:
         self.thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.ended.set()
         self.thread.join()
         self.confirm()
@@ -393,7 +381,8 @@ class Lease:
             newest = self._await(term)
             if newest and newest.code is None and newest.time != VACATED:
                 raise led_already(self.folder.name, f"{self.folder}, launched on {newest.host}")
-            self.before, term = newest or self.before, max(term, newest.term if newest else 0) + 1
+            self.before = newest or self.before
+            term = max(term, newest.term if newest else 0) + 1
         return term
 
     def _await(self, term: int) -> Holder | None:

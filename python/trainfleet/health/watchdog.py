@@ -174,7 +174,8 @@ class Watchdog:
                 if newer or phase != seen.beat.phase or step != seen.beat.step:
                     seen.moved = at
                     found.append(seen)
-                seen.beat, seen.heard = beat, now
+                seen.beat = beat
+                seen.heard = now
             else:
                 continue
             if newer and step_seconds:
@@ -322,9 +323,12 @@ class Sentry:
         self.ranks = ranks
         self.order = attempt
         self.limits = limits or Limits()
-        self.looked, self.pause = 0.0, EVERY / 2
-        self.links, self.asked = dict[int, tcp_stats.NodeLinks](), 0.0
-        self.suspects, self.named = set[int | None](), set[tuple[int | None, bool]]()
+        self.looked = 0.0
+        self.pause = EVERY / 2
+        self.links = dict[int, tcp_stats.NodeLinks]()
+        self.asked = 0.0
+        self.suspects = set[int | None]()
+        self.named = set[tuple[int | None, bool]]()
         self._begin(attempt)
 
     def _begin(self, number: int) -> None:
@@ -396,7 +400,8 @@ class Sentry:
         how = f"; steps take {self.dog.slower:.1f} times as long as before" if slower else ""
         known = {node for node, was_slower in self.named if was_slower or not slower}
         new = {node: why + how for node, why in found.items() if node in self.suspects - known}
-        self.suspects, self.named = set(found), self.named | {(node, slower) for node in new}
+        self.suspects = set(found)
+        self.named = self.named | {(node, slower) for node in new}
         return new
 
     def _blame(self, alarm: Alarm) -> Alarm:

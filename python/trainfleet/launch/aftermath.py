@@ -21,7 +21,7 @@ from ..health.lease import is_held, is_renewed, read_holder
 from ..plan.job import Request
 from ..run.run_folder import Run
 from ..trust import safe_output
-from ..trust.errors import TrainfleetError, telling
+from ..trust.errors import telling
 from ..watch.causes import Then
 from ..watch.monitor import AttemptOutcome
 from ..watch.retry_loop import conclude, worth_it
@@ -90,7 +90,4 @@ def say(code: int, words: str) -> int:
 
 if __name__ == "__main__":
     safe_output.install()
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except TrainfleetError:  # main has already printed the error.
-        sys.exit(OVER)
+    sys.exit(main(sys.argv[1:]))

@@ -69,7 +69,8 @@ def experience_of(config: Config) -> Experience | None:
             shares = {group: [parts[group] for parts in each if group in parts] for group in GROUPS}
             parts = {group: median(known) for group, known in shares.items() if known}
             weight = sum(lesson.weight for lesson in alike)
-            ratio, share = median(lesson.ratio for lesson in alike), weight / (weight + 1)
+            ratio = median(lesson.ratio for lesson in alike)
+            share = weight / (weight + 1)
             return Experience(len(alike), of, ratio, parts, share)
     return None
 

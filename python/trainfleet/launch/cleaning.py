@@ -162,8 +162,10 @@ def remove_remakeable() -> None:
     """
     busy = [folder for folder in (*_runs(), *_datasets()) if is_locked(folder)]
     if busy:
-        then = f"run make stop CONFIG={busy[0]}/config.yaml, or wait until it ends"
-        raise BackendError(f"still running: {', '.join(map(str, busy))}", next=then)
+        raise BackendError(
+            f"still running: {', '.join(map(str, busy))}",
+            next=f"run make stop CONFIG={busy[0]}/config.yaml, or wait until it ends",
+        )
     removed = sum(remove(path) for path in _remakeable())
     print(
         f"removed {size(removed)} of files that can be generated again (reports, plots, caches, "

@@ -57,8 +57,11 @@ class ChainedTraining:
     """
 
     def __init__(self, config: Config, derived: Derivation, started: float) -> None:
-        self.config, self.derived, self.started = config, derived, started
-        self.run, self.backend = run_of(config.name), backend_of(config)
+        self.config = config
+        self.derived = derived
+        self.started = started
+        self.run = run_of(config.name)
+        self.backend = backend_of(config)
         self.begun = False
         self.submitted: Handle | None = None
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TextIO
 
 from ..backends import Backend, backend_of
@@ -30,7 +30,7 @@ from ..run import run_folder
 from ..trust.errors import BackendError, JobFailed
 from ..watch.budget import Budget
 from ..watch.monitor import ENDS, STILL, STUCK, Sequel, Watch
-from ..watch.retry_loop import ASK_AGAIN, PATIENCE, Attempts, first_that_fits
+from ..watch.retry_loop import Attempts, first_that_fits, when_nodes_return
 from ..watch.signals import Interrupts
 from .launching import leads
 
@@ -207,23 +207,23 @@ class Launch:
             JobFailed: too few hosts came back before the timeout.
             BackendError: too few hosts are available for a command that the user typed.
         """
-        job, deadline, said = load_job(self.run), time.monotonic() + PATIENCE, False
-        while True:
-            try:
-                return self._without_lost(job)
-            except BackendError as error:
-                if SUCCEEDS not in os.environ:
-                    raise
-                if time.monotonic() > deadline:
-                    raise JobFailed(
-                        error.what, where=error.where, why=error.why, next=error.next
-                    ) from error
-                if not said:
-                    print(f"waiting for nodes: {error}", flush=True)
-                said = True
-            if self.interrupts.count or self.run.is_asked_to_stop():
+        job = load_job(self.run)
+        if SUCCEEDS not in os.environ:
+            return self._without_lost(job)
+        say = partial(print, flush=True)
+        try:
+            return when_nodes_return(
+                lambda: self._without_lost(job), self.is_stopped, say, time.sleep
+            )
+        except BackendError as error:
+            if self.is_stopped():
                 return None
-            time.sleep(ASK_AGAIN)
+            raise JobFailed(
+                error.what, where=error.where, why=error.why, next=error.next
+            ) from error
+
+    def is_stopped(self) -> bool:
+        return self.interrupts.count > 0 or self.run.is_asked_to_stop()
 
     def _without_lost(self, job: tuple[Handle, Request] | None) -> Launch:
         """Returns the launch with a plan for the next attempt, without the lost hosts."""
@@ -314,7 +314,8 @@ class Launch:
 
         require_numbers(ENDS)
         budget = Budget(self.run, self.config, self.backend.bill())
-        fleet, ends = self.config.fleet, float(os.environ[ENDS]) if ENDS in os.environ else None
+        fleet = self.config.fleet
+        ends = float(os.environ[ENDS]) if ENDS in os.environ else None
         return Watch(
             self.backend,
             self.place,

@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from contextlib import AbstractContextManager, nullcontext
-from types import TracebackType
 
 from ..backends.base import Backend
 from ..backends.head import Head as Fleet
@@ -50,14 +49,16 @@ class Succession:
     """Thread that keeps one host on standby while the lease is held."""
 
     def __init__(self, fleet: Fleet, lease: Lease) -> None:
-        self.fleet, self.lease = fleet, lease
+        self.fleet = fleet
+        self.lease = lease
         self.head = FleetHead(fleet.transport, fleet.config, fleet.interpreter, fleet.code)
         environment = {
             name: os.environ[name] for name in (STARTED, ENDS, PAID) if name in os.environ
         }
         words = (fleet.interpreter, "-m", "trainfleet", *sys.argv[1:])
         self.launcher = Launcher(words, environment, values_of(fleet.config.fleet.secrets))
-        self.seen, self.silent = newest_standby(lease.folder), 0.0
+        self.seen = newest_standby(lease.folder)
+        self.silent = 0.0
         self.number = self.seen.number if self.seen else 0
         # The terminal that started this launcher has already appointed a standby, which needs time
         # to start. A launcher that was itself a standby appoints a new one at once.
@@ -74,12 +75,7 @@ class Succession:
         self.thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.ended.set()
         self.thread.join(CLOSES)
 
@@ -102,7 +98,8 @@ class Succession:
         clocks, as in lease.Vacancy.
         """
         if newest and newest != self.seen:
-            self.seen, self.silent = newest, 0.0
+            self.seen = newest
+            self.silent = 0.0
             alive = newest.host != platform.node() and newest.number >= self.number
             if alive and not self.lease.standby:
                 print(f"{newest.host} is the standby now", flush=True)
@@ -155,4 +152,5 @@ class Succession:
         """
         appointed, *hosts = self.shut
         left = self.head.open_doors([appointed], hosts)
-        self.shut, self.knocked = [appointed, *left] if left else [], time.monotonic()
+        self.shut = [appointed, *left] if left else []
+        self.knocked = time.monotonic()

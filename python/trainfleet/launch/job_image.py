@@ -131,8 +131,12 @@ def require_image(config: Config) -> None:
     tag = digest if at else image.rpartition("/")[2].partition(":")[2] or "latest"
     stored = registry.find(tag)
     if stored is None:
-        why = f"the repository {registry.repository} does not have this tag"
-        raise ImageError("the image is not in the registry", where=image, why=why, next="make push")
+        raise ImageError(
+            "the image is not in the registry",
+            where=image,
+            why=f"the repository {registry.repository} does not have this tag",
+            next="make push",
+        )
     require_fit(config, stored, image)
 
 

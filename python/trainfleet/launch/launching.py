@@ -40,8 +40,10 @@ class FirstPhase:
     """Thread that renews this process's launch, and interrupts the process on a stop request."""
 
     def __init__(self, place: Place, shown: Launching) -> None:
-        self.place, self.shown = place, shown
-        self.over, self.cancelled = threading.Event(), False
+        self.place = place
+        self.shown = shown
+        self.over = threading.Event()
+        self.cancelled = False
         self.thread = threading.Thread(target=self._look, name="launching", daemon=True)
         self.thread.start()
 

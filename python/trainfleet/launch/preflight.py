@@ -40,8 +40,10 @@ UNUSED = 8  # warning threshold for the ratio of model.vocab_size to the tokeniz
 def require(config: Config) -> None:
     """Raises a ConfigError listing every unusable setting with a suggested fix."""
     if found := list(problems(config)):
-        then = "use SET='key=value' to try a value; run make plan to see its needs"
-        raise ConfigError([Problem(0, "", *one) for one in found], next=then)
+        raise ConfigError(
+            [Problem(0, "", *one) for one in found],
+            next="use SET='key=value' to try a value; run make plan to see its needs",
+        )
 
 
 def problems(config: Config) -> Iterator[tuple[str, str]]:
@@ -192,7 +194,8 @@ def _narrow(config: Config) -> Iterator[tuple[str, str]]:
     checkpoint = config.checkpoint
     if checkpoint.is_off or (checkpoint.path or "").startswith(SCHEME):
         return
-    store, one = store_of(run_of(config.name), checkpoint.path), checkpoint_bytes(config)
+    store = store_of(run_of(config.name), checkpoint.path)
+    one = checkpoint_bytes(config)
     made = (
         -(-config.train.steps // checkpoint.every_steps)
         if checkpoint.every_steps

@@ -54,7 +54,8 @@ def hand_over(verb: str, plan: Plan, started: float, summarize: bool) -> int:
     assert head  # The caller has checked backend.hands_over.
     with head.place(run) as place:
         place.refresh()
-        there, finished = handed_over(place), verb == "train" and execution.is_finished(plan, run)
+        there = handed_over(place)
+        finished = verb == "train" and execution.is_finished(plan, run)
         if there and (finished or place.is_running()):
             require_same(head.located, there, run, finished)
         if finished:
@@ -129,7 +130,9 @@ def launch(verb: str, plan: Plan, head: Head, place: Hosts, started: float) -> L
         ConfigError: the run's budget is exhausted.
         BackendError: the preflight failed, another run is running, or the launcher does not start.
     """
-    run, secrets, backend = place.run, values_of(plan.config.fleet.secrets), backend_of(plan.config)
+    run = place.run
+    secrets = values_of(plan.config.fleet.secrets)
+    backend = backend_of(plan.config)
     Budget(run, plan.config, backend.bill()).require()
     sound = _prepare(plan, head, place)
     # The nodes now have the current code, so an earlier launch can be detected.
@@ -279,7 +282,8 @@ class LauncherLogs:
     """
 
     def __init__(self, run: Run) -> None:
-        self.folder, self.shown = run.logs, dict[Path, int]()
+        self.folder = run.logs
+        self.shown = dict[Path, int]()
 
     @property
     def logs(self) -> list[Path]:
@@ -363,9 +367,10 @@ def follow_launcher(place: Hosts, words: LauncherLogs) -> int:
             if newest_holder(place.run.folder) == holder:
                 return holder.code
         elif holder and leads.look(time.monotonic() - heard + LOOK_EVERY) > SILENCE:
-            then = "run make train to resume from the last checkpoint"
             raise LauncherGone(
-                "the launcher is gone, and no other host took over", where=holder.host, next=then
+                "the launcher is gone, and no other host took over",
+                where=holder.host,
+                next="run make train to resume from the last checkpoint",
             )
         time.sleep(LOOK_EVERY)
 
@@ -376,7 +381,8 @@ class Leads:
     """
 
     def __init__(self, run: Run) -> None:
-        self.folder, self.vacancies = run.folder, [Vacancy(renewed=True), Vacancy(renewed=True)]
+        self.folder = run.folder
+        self.vacancies = [Vacancy(renewed=True), Vacancy(renewed=True)]
 
     def look(self, since: float) -> float:
         """Returns the number of seconds for which both launcher and standby have been silent.

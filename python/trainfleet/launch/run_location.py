@@ -90,12 +90,11 @@ def require_over(run: Run) -> None:
         time.sleep(0.1)
     if is_locked(run.folder):
         lock = run.folder / "lock"
-        then = f"press Ctrl-C twice in its terminal, or kill it; run fuser {lock} to find it"
         raise RunError(
             "the launcher has not exited",
             where=str(run.folder),
             why="its ranks have ended, but it still has the run's lock",
-            next=then,
+            next=f"press Ctrl-C twice in its terminal, or kill it; run fuser {lock} to find it",
         )
 
 

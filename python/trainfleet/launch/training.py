@@ -85,12 +85,11 @@ def mend_finished(plan: Plan, run: Run) -> None:
     """
     saved = str(run.read_results().get("last_checkpoint") or "")
     if saved and not CheckpointStore(saved.rpartition("/")[0]).steps():
-        then = "restore them, or run make clean PURGE=1 and make train to train again"
         raise RunError(
             "the run is finished, but its checkpoints are gone",
             where=str(run.folder),
             why=f"the last checkpoint was {saved}",
-            next=then,
+            next="restore them, or run make clean PURGE=1 and make train to train again",
         )
     try:
         load_resolved(run.config)

@@ -80,7 +80,8 @@ class RollCall:
     """
 
     def __init__(self, job: str, nodes: int) -> None:
-        self.job, self.nodes = job, nodes
+        self.job = job
+        self.nodes = nodes
         self.here = dict[int, asyncio.StreamWriter]()
         self.visits = dict[asyncio.Task[None], asyncio.StreamWriter]()
 
@@ -209,12 +210,11 @@ def _raise_missing(missing: list[int], placement: Placement, seconds: float | No
     more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
     within = f" in {seconds:.0f} s" if seconds is not None else ", node 0 reports"
     what = f"{who}{more} of {placement.nodes} did not arrive{within}"
-    remedy = "check the missing node's log or the scheduler's message, then run make train"
     raise Missing(
         what,
         where=f"node {placement.node}",
         why=f"{placement.nodes - len(missing)} nodes arrived",
-        next=remedy,
+        next="check the missing node's log or the scheduler's message, then run make train",
     )
 
 

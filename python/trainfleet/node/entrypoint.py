@@ -279,10 +279,9 @@ def require_lock() -> None:
     """Raises BackendError if the versions in this image differ from those in the job's plan."""
     planned, own = os.environ.get(LOCK), os.environ.get(IMAGE_LOCK)
     if planned and own and planned != own:
-        why = f"its versions are {own}, but the config's platform has {planned}"
         raise BackendError(
             "the image's versions differ from those of the config's platform",
-            why=why,
+            why=f"its versions are {own}, but the config's platform has {planned}",
             next="set fleet.container: build, then run make push",
         )
 
@@ -328,7 +327,8 @@ def reporting_failure(options: Options, placement: Placement, log: Log) -> Itera
     try:
         yield outcome
     except TrainfleetError as error:
-        outcome.code, outcome.words = error.exit_code, str(error)
+        outcome.code = error.exit_code
+        outcome.words = str(error)
         raise
     finally:
         if options.terms.failure and outcome.code:

@@ -29,7 +29,8 @@ class ExitCodes:
     """Exit codes of one job attempt. `folder` is the S3 URL of the run's or dataset's folder."""
 
     def __init__(self, folder: str, attempt: str) -> None:
-        self.folder, self.exits = folder, f"{folder}/exits/{attempt}"
+        self.folder = folder
+        self.exits = f"{folder}/exits/{attempt}"
         self.codes: dict[int, int | None] = {}
 
     def publish(self, node: int, code: int, say: Say) -> None:

@@ -135,7 +135,8 @@ def read_sagemaker(file: Path = RESOURCES) -> Placement:
     """
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
-        hosts, own = sorted(map(str, record["hosts"]), key=_by_number), str(record["current_host"])
+        hosts = sorted(map(str, record["hosts"]), key=_by_number)
+        own = str(record["current_host"])
         return checked(Placement(hosts.index(own), len(hosts), hosts[0], PORT, 1, own), str(file))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BackendError(
@@ -195,5 +196,8 @@ def here() -> PlacementSource:
         (engine for name in names() if (engine := source(name)).has_started_this()), None
     ):
         return found
-    why = f"the environment has no variables of a known scheduler ({', '.join(names())})"
-    raise BackendError("this process was not started as a node of a job", why=why, next=NEXT)
+    raise BackendError(
+        "this process was not started as a node of a job",
+        why=f"the environment has no variables of a known scheduler ({', '.join(names())})",
+        next=NEXT,
+    )

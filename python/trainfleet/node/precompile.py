@@ -53,11 +53,10 @@ def find() -> str:
     beside = Path(sys.executable).with_name(TOOL)
     if found := str(beside) if beside.exists() else shutil.which(TOOL):
         return found
-    why = "torch-neuronx, which includes it, is not installed"
     raise BackendError(
         f"{TOOL} is missing",
         where=sys.executable,
-        why=why,
+        why="torch-neuronx, which includes it, is not installed",
         next="run make setup, or make build for an image",
     )
 

@@ -153,7 +153,8 @@ def detach(file: Path, task: dict[str, Any]) -> int:
     """Runs `task` in a separate process. Returns 0 once `file` identifies that process, or 1 if it
     dies first.
     """
-    script, exit_file = file.with_name(f"{file.name}.sh"), file.with_name(f"{file.name}.exit")
+    script = file.with_name(f"{file.name}.sh")
+    exit_file = file.with_name(f"{file.name}.exit")
     pid, said, token = process_in(file)
     if token == task["token"] and (exit_file.exists() or said == identity(pid)):
         return 0
@@ -285,7 +286,8 @@ class RankGuard(threading.Thread):
 
     def __init__(self, folder: Path, group: int) -> None:
         super().__init__(name="watch", daemon=True)
-        self.group, self.ended = group, threading.Event()
+        self.group = group
+        self.ended = threading.Event()
         self.alarm: Alarm | None = None
         if ranks := int(os.environ.get(WATCH, "0")):
             self.sentry = Sentry(folder, ranks, int(os.environ.get(fence.VARIABLE, "0")))

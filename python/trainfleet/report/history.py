@@ -157,7 +157,8 @@ class History:
         """Returns the number of passes over the data, such as `0.09 epochs`, or "" if it is
         unknown.
         """
-        tokens, whole = self.measured("tokens"), number(self.results.get("dataset_tokens"))
+        tokens = self.measured("tokens")
+        whole = number(self.results.get("dataset_tokens"))
         return f"{few_digits(tokens / whole)} epochs" if tokens and whole else ""
 
     def numbers(self, key: str) -> dict[str, float]:
@@ -169,7 +170,8 @@ class History:
     def losses(self) -> tuple[float | None, float | None]:
         """Returns the first and the last finite training loss."""
         values = self.series("loss")[1]
-        first, last = number(self.results.get("first_loss")), number(self.results.get("final_loss"))
+        first = number(self.results.get("first_loss"))
+        last = number(self.results.get("final_loss"))
         if values and first is None:
             first = values[0]
         return first, values[-1] if values and (last is None or self.status == "running") else last

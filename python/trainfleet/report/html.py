@@ -128,7 +128,8 @@ def _header(history: History, rehearsed: rehearsal_table.Rehearsal | None) -> st
         facts.append(f"started {moment(history.started)} UTC")
     if history.status == "running" and history.seconds_left:
         facts.append(f"{duration(history.seconds_left)} left")
-    kind, word = history.status if history.status in BADGES else "unknown", history.status
+    kind = history.status if history.status in BADGES else "unknown"
+    word = history.status
     if rehearsed:
         kind, word = (
             ("failed", "promises broken") if rehearsed.is_broken else ("finished", "promises kept")

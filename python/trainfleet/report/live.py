@@ -175,7 +175,9 @@ class Refresh:
     """
 
     def __init__(self, run: Run) -> None:
-        self.run, self.drawn, self.due = run, 0, time.monotonic() + FIRST
+        self.run = run
+        self.drawn = 0
+        self.due = time.monotonic() + FIRST
         self.process: subprocess.Popen[bytes] | None = None
 
     def look(self) -> None:
@@ -226,7 +228,8 @@ class Live(Shown):
         # A resume truncates metrics.jsonl, which makes `Lines` reread it from the start. Lines that
         # were already shown must not appear again.
         self.seen = set(map(json.dumps, self.metrics.new()))
-        self.run, self.prepared = run, _written(run.results)
+        self.run = run
+        self.prepared = _written(run.results)
         self.page = Refresh(run)
         self.newest: Record | None = None
         self.valid: float | None = None
@@ -286,10 +289,13 @@ class Live(Shown):
         self.failed = kind == "fault" or (self.failed and kind != "restarted")
         self.line.say(f"  {kind:<12} {describe(event)}".rstrip(), STYLES.get(kind, "dim"))
         if kind in ("restarted", "resumed"):
-            self.newest, self.pace, self.started = None, None, time.monotonic()
+            self.newest = None
+            self.pace = None
+            self.started = time.monotonic()
 
     def _take(self, metric: Record) -> None:
-        self.newest, self.newest_at = metric, time.monotonic()
+        self.newest = metric
+        self.newest_at = time.monotonic()
         self.pace = self.pace or (metric["step"], self.newest_at)
         fresh = number(metric.get("valid_loss"))
         self.valid = self.valid if fresh is None else fresh
@@ -353,10 +359,14 @@ class TokenizeLive(Shown):
     ) -> None:
         """Without a progress bar, prints one line every `every` seconds."""
         super().__init__(stream)
-        self.folder, self.address, self.every = folder, address, every
-        self.look_every, self.looked = REMOTE_LOOK if address else 0.0, -math.inf
+        self.folder = folder
+        self.address = address
+        self.every = every
+        self.look_every = REMOTE_LOOK if address else 0.0
+        self.looked = -math.inf
         self.progress: TokenizingProgress | None = None
-        self.said, self.ended = self.started, False
+        self.said = self.started
+        self.ended = False
         self.first: int | None = None  # bytes that an earlier job completed
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
@@ -374,7 +384,8 @@ class TokenizeLive(Shown):
         progress = self.progress
         if progress and progress.bytes_done:
             return self._show(progress, now)
-        self.first, self.began = 0, now
+        self.first = 0
+        self.began = now
         stage = (
             "preparing the tokenizer" if progress and progress.bytes_total else "listing sources"
         )
@@ -383,7 +394,8 @@ class TokenizeLive(Shown):
     def _show(self, progress: TokenizingProgress, now: float) -> None:
         done, total = progress.bytes_done, progress.bytes_total
         if self.first is None:
-            self.first, self.began = done, now
+            self.first = done
+            self.began = now
         pace = (done - self.first) / max(now - self.began, 1e-3)
         left = (total - done) / pace if pace else None
         parts = [
@@ -396,7 +408,8 @@ class TokenizeLive(Shown):
         self.line.bar(done, total, parts)
         is_due = progress.finished or now - self.said >= self.every
         if is_due and not (self.line.fancy or self.ended):
-            self.said, self.ended = now, progress.finished
+            self.said = now
+            self.ended = progress.finished
             self.line.say("  ".join(name + figure for name, figure in parts))
 
     def _look(self) -> None:

@@ -64,7 +64,8 @@ def describe_profile(run: Run) -> Iterator[str]:
         ).rstrip()
     talk = found["communication"]
     yield ""
-    spent, shown = percent(talk["seconds"] / total), percent(talk["not_hidden"] / total)
+    spent = percent(talk["seconds"] / total)
+    shown = percent(talk["not_hidden"] / total)
     yield f"communication  {spent:>7}  of the time, {shown} not overlapped with computation"
     yield ""
     width = max((len(row["name"][:60]) for row in found["top"]), default=0)
@@ -80,7 +81,8 @@ def describe_profile(run: Run) -> Iterator[str]:
 
 
 HEAD = ("nodes", "ranks", "layout", "batch", "tokens/s", "per rank", "MFU", "efficiency")
-STRONG, WEAK = "strong scaling: constant global batch", "weak scaling: constant work per rank"
+STRONG = "strong scaling: constant global batch"
+WEAK = "weak scaling: constant work per rank"
 
 
 def results_of(run: Run) -> dict[str, Any]:

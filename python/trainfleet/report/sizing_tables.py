@@ -141,7 +141,9 @@ def describe_machines(
     yield from ("", f"machines: {tokens} tokens of {config.model.preset or config.model.family}")
     yield from indented(table(COLUMNS, [_bid(bid, chosen) for bid in rows[:MOST]], TEXTS))
     yield from _notes(rows, late, absent)
-    yield from ("", f"answer: {_offered(chosen)}")
+    block = " in a capacity block (fleet.aws.block_hours)" * (chosen.tariff.terms == "block")
+    size = chosen.size
+    yield from ("", f"answer: {size.nodes:,} x {chosen.name}{block}: {timed(size)}")
     if chosen.chance is not None:
         unsure = "; no machine has a better one" if chosen.chance < SURE else ""
         yield f"        meets DAYS={wish.days:g} with a chance of {chosen.chance:.0%}{unsure}"
@@ -156,11 +158,6 @@ def _notes(rows: Sequence[Bid], late: Sequence[Bid], absent: Mapping[str, str]) 
     sources = dict.fromkeys(bid.tariff.source for bid in rows[:MOST])
     yield hung("  prices: ", f"machines only; {'; '.join(sources)}")
     yield "  spot: not compared, because EC2 publishes no list of spot prices"
-
-
-def _offered(bid: Bid) -> str:
-    block = " in a capacity block (fleet.aws.block_hours)" * (bid.tariff.terms == "block")
-    return f"{bid.size.nodes:,} x {bid.name}{block}: {timed(bid.size)}"
 
 
 def _bid(bid: Bid, chosen: Bid) -> tuple[str, ...]:

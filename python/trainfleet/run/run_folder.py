@@ -320,13 +320,13 @@ def read_json(path: Path) -> Record | None:
     except FileNotFoundError:
         return None
     except InputError as error:
-        raise InputError(
-            error.what,
-            where=error.where or str(path),
-            key=error.key,
-            why=error.why,
-            next=remedy(path),
-        ) from error
+        raise damaged(path, error) from error
+
+
+def damaged(path: Path, error: InputError) -> InputError:
+    """Returns a file's error with its path and advice."""
+    where = error.where or str(path)
+    return InputError(error.what, where=where, key=error.key, why=error.why, next=remedy(path))
 
 
 def remedy(path: Path) -> str:

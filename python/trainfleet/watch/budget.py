@@ -32,9 +32,13 @@ class Budget:
     def __init__(
         self, run: Run, config: Config, bill: Bill | None, clock: Callable[[], float] | None = None
     ) -> None:
-        self.run, self.limit, self.bill = run, config.budget.max_usd, bill or Bill(0.0)
-        self.nodes, self.clock = config.fleet.nodes, clock or (lambda: time.time())
-        self.looked, self.warned = 0.0, False
+        self.run = run
+        self.limit = config.budget.max_usd
+        self.bill = bill or Bill(0.0)
+        self.nodes = config.fleet.nodes
+        self.clock = clock or (lambda: time.time())
+        self.looked = 0.0
+        self.warned = False
 
     @property
     def reserve(self) -> float:

@@ -150,8 +150,11 @@ def _nearer(best: Evidence, standing: Sequence[Evidence]) -> Evidence:
     if (best.error, best.firm) == (True, False) and best.cause in TELLING:
         return [best, *(one for one in disks if abs(one.time - best.time) < JUST_BEFORE)][-1]
     if best.cause == "killed" and any(one.words.startswith("vmstat: oom_kill") for one in kernel):
-        words = f"{best.words}; the node's count of out-of-memory kills increased"
-        return replace(best, cause="host-memory", words=words)
+        return replace(
+            best,
+            cause="host-memory",
+            words=f"{best.words}; the node's count of out-of-memory kills increased",
+        )
     disk = best.cause == "storage" and any(one.cause == "disk" for one in disks)
     return replace(best, cause="disk") if disk else best
 

@@ -19,6 +19,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TypeVar
 
 from ..backends.base import Backend, Handle, Status
 from ..health import faults, fence
@@ -35,6 +37,7 @@ ATTEMPTS = 4  # maximum number of consecutive attempts without a new checkpoint
 BACK_OFF = (1.0, 5.0, 20.0)
 PATIENCE = 900.0  # seconds to wait for lost nodes if no other nodes are available
 ASK_AGAIN = 3.0
+T = TypeVar("T")
 TAKEN_BACK = ("cancelled", "preempted")  # causes that a scheduler reports
 
 
@@ -75,7 +78,9 @@ class Attempts:
         """
         watch, run = self.watch, self.watch.run
         while True:
-            saved, since, noticed = progress(run), start_now(self.request), len(notices(run))
+            saved = progress(run)
+            since = start_now(self.request)
+            noticed = len(notices(run))
             outcome, running = self._follow(running), None
             if self._is_over(outcome):
                 if self._continue_without_taken(outcome, noticed):
@@ -131,7 +136,8 @@ class Attempts:
     def _begin(self, request: Request, cause: str, who: str) -> None:
         """Records the next attempt and its reason in the run folder."""
         run, job = self.watch.run, request.job
-        self.request, self.restarts = request, self.restarts + 1
+        self.request = request
+        self.restarts = self.restarts + 1
         if job.nodes != run.read_results().get("nodes"):
             self.refit(job)
         run.update_results(restarts=self.restarts)
@@ -190,7 +196,8 @@ def explain(
 
 def blame_itself(request: Request, outcome: AttemptOutcome, standby: str) -> Verdict:
     """Returns a verdict that blames this machine because it can't reach any other host."""
-    here, others = outcome.cut_off, [str(request.host(node)) for node in sorted(outcome.alive)]
+    here = outcome.cut_off
+    others = [str(request.host(node)) for node in sorted(outcome.alive)]
     lives = " and ".join(dict.fromkeys(filter(None, [standby, *others])))
     why = (
         "its launcher can't reach any other host over SSH, but the shared folder still gets "
@@ -264,23 +271,37 @@ def another(
     Raises:
         BackendError: the lost nodes did not return in time, or the run was stopped in the meantime.
     """
+    choices = [{**broken, **lost}, broken] if lost else [broken]
+    return when_nodes_return(
+        lambda: first_that_fits(watch.backend, jobs, choices),
+        lambda: watch.interrupts.count > 0 or watch.run.is_asked_to_stop(),
+        watch.say,
+        partial(pause, watch),
+    )
+
+
+def when_nodes_return(
+    plan: Callable[[], T],
+    is_stopped: Callable[[], bool],
+    say: Callable[[str], object],
+    wait: Callable[[float], object],
+) -> T:
+    """Calls `plan` until it finds enough nodes.
+
+    Raises:
+        BackendError: it did not within PATIENCE seconds, or the run was stopped.
+    """
     deadline, said = time.monotonic() + PATIENCE, False
     while True:
         try:
-            return first_that_fits(
-                watch.backend, jobs, [{**broken, **lost}, broken] if lost else [broken]
-            )
+            return plan()
         except BackendError as error:
-            if (
-                time.monotonic() > deadline
-                or watch.interrupts.count
-                or watch.run.is_asked_to_stop()
-            ):
+            if time.monotonic() > deadline or is_stopped():
                 raise
             if not said:
-                watch.say(f"waiting for nodes: {error}")
-                said = True
-        pause(watch, ASK_AGAIN)
+                say(f"waiting for nodes: {error}")
+            said = True
+        wait(ASK_AGAIN)
 
 
 def first_that_fits(

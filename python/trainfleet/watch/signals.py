@@ -19,7 +19,8 @@ class Interrupts:
 
     def __init__(self) -> None:
         # number of SIGINTs, and whether any other signal arrived
-        self.pressed, self.signalled = 0, False
+        self.pressed = 0
+        self.signalled = False
 
     @property
     def count(self) -> int:

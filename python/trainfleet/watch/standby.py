@@ -56,7 +56,8 @@ class StandbyWatch:
     """Standby that replaces one run's launcher if the launcher dies."""
 
     def __init__(self, folder: Path, command: list[str]) -> None:
-        self.folder, self.command = folder, command
+        self.folder = folder
+        self.command = command
         before, standby = newest_holder(folder), newest_standby(folder)
         number, term = os.environ.get(APPOINTED, "").split() or ("", "")
         self.number = int(number or (standby.number + 1 if standby else 1))

@@ -160,7 +160,9 @@ class Tracebacks:
             self.link = "chained"
             return True
         if text.startswith(("Exception ignored in", _IN_THREAD, "Error in atexit")):
-            self.aside, self.dropped, self.last = True, not text.startswith(_IN_THREAD), None
+            self.aside = True
+            self.dropped = not text.startswith(_IN_THREAD)
+            self.last = None
             return True
         stripped = text.strip()
         if self._is_foreign(line, index, stripped) or self._goes_on(line, text):
@@ -197,7 +199,8 @@ class Tracebacks:
 
     def _open(self, text: str) -> None:
         self.frames.clear()
-        self.source, self.headless = "", False
+        self.source = ""
+        self.headless = False
         before = text.partition(TRACEBACK)[0]
         self.base = (
             len(before) - len(before.lstrip())
@@ -246,7 +249,8 @@ class Tracebacks:
             chain.insert(0, block) if self.link == "original" else chain.append(block)
         else:
             self.chains.append([block])
-        self.last, self.link = block, ""
+        self.last = block
+        self.link = ""
 
     def _goes_on(self, line: LogLine, text: str) -> bool:
         """Returns whether the line continues the last exception's message. If so, appends it."""

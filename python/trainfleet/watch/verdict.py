@@ -272,7 +272,8 @@ def _unexplained(request: Request, status: Status, lines: list[LogLine], since: 
     )
     node = ended[0][2] if ended else None
     words, cause = _exit(status.exits.get(node) if node is not None else None)
-    log, said = request.logs[node or 0], last_words([*lines, *_said_of_all(request.job_log, since)])
+    log = request.logs[node or 0]
+    said = last_words([*lines, *_said_of_all(request.job_log, since)])
     # The status reason is already reported as the cause.
     said = tuple(line for line in said if line != status.reason)
     reason, _, remedy = status.reason.partition(" next: ")

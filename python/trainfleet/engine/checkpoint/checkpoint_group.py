@@ -53,7 +53,8 @@ class Peers:
     """All ranks of the job, coordinated by rank 0."""
 
     def __init__(self) -> None:
-        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.rank = dist.get_rank()
+        self.size = dist.get_world_size()
         self.group = dist.new_group(backend="gloo", timeout=PATIENCE)
 
     @property

@@ -23,7 +23,7 @@ from ...config.types import Train
 from ...run.run_folder import Run
 from ...trust.errors import RunError
 from ..parallel.rank_model import Parts
-from ..vote import Decision, Proposal
+from ..vote import Decision
 from ..world import World
 from . import resuming, saving
 from .checkpoint_group import Peers
@@ -69,7 +69,10 @@ class Checkpoints:
 
         `dataset` identifies the training data.
         """
-        self.run, self.config, self.dataset, self.world = run, config, dataset, world
+        self.run = run
+        self.config = config
+        self.dataset = dataset
+        self.world = world
         self.policy = config.checkpoint
         self.store = store_of(run, self.policy.path)
         self.peers = Peers()
@@ -85,7 +88,7 @@ class Checkpoints:
         """Returns whether a failed save ends the run."""
         return self.policy.on_failure == "stop"
 
-    def proposal(self) -> Proposal:
+    def proposal(self) -> Decision:
         """Returns this rank's save and failure requests after a step.
 
         The vote combines all ranks' requests into one decision.
@@ -93,7 +96,7 @@ class Checkpoints:
         self._look()
         late = self.world.first and 0 < self.policy.every_seconds <= time.monotonic() - self.began
         first, self.asked = late and not self.asked, self.asked or late
-        return Proposal(save=first, fail=self.failed is not None and self.stops)
+        return Decision(save=first, fail=self.failed is not None and self.stops)
 
     def due(self, step: int, decision: Decision) -> bool:
         """Returns whether to save after this step.
@@ -120,7 +123,8 @@ class Checkpoints:
         self._wait()
         if self.failed and self.stops:
             raise self.failed
-        self.began, self.asked = time.monotonic(), False
+        self.began = time.monotonic()
+        self.asked = False
         device = self.world.device
         state = parts.state() | {"random": {str(self.peers.rank): resuming.read(device)}}
         if self.snapshot is None:

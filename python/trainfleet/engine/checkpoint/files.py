@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import cached_property
 from typing import Any, BinaryIO
 
@@ -59,13 +59,6 @@ def write(
     return FileSum(size, crc)
 
 
-def write_tensors(
-    store: CheckpointStore, step: int, name: str, parts: CheckpointIndex, data: Mapping[str, Tensor]
-) -> FileSum:
-    """Durably writes tensor pieces to a file, each under its tensor's name."""
-    return write(store, step, name, (index.header(parts), *(bytes_of(data[key]) for key in parts)))
-
-
 def bytes_of(tensor: Tensor) -> memoryview | bytes:
     """Returns the bytes of a contiguous host tensor without copying them."""
     return tensor.view(-1).view(torch.uint8).numpy().data if tensor.numel() else b""
@@ -92,7 +85,9 @@ class Reader(FileSystemReader):
 
     def __init__(self, store: CheckpointStore, commit: Commit) -> None:
         super().__init__("/")
-        self.store, self.step, self.commit = store, commit.step, commit
+        self.store = store
+        self.step = commit.step
+        self.commit = commit
 
     @cached_property
     def index(self) -> CheckpointIndex:

@@ -147,7 +147,7 @@ def load_weights(peers: Peers, address: str, parts: Parts, config: Config) -> st
     ):
         peers.all("can't load a platform's checkpoint", lambda: load_foreign(*found, parts, config))
         return str(found[1])
-    if is_folder(address):
+    if address.startswith(HUB) or (Path(address) / shapes.CONFIG).is_file():
         peers.all(
             "can't load a Hugging Face folder", lambda: load_folder(address, parts, config.model)
         )
@@ -239,11 +239,6 @@ def fill(state: State, reader: Reader) -> None:
                 why=str(error),
             ) from error
         raise error from None
-
-
-def is_folder(address: str) -> bool:
-    """Returns whether an address refers to a Hugging Face model, on the Hub or in a folder."""
-    return address.startswith(HUB) or (Path(address) / shapes.CONFIG).is_file()
 
 
 Load = Callable[[dict[str, torch.Size]], dict[str, torch.Tensor]]

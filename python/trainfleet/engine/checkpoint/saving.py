@@ -47,9 +47,11 @@ class Save(threading.Thread):
 
     def __init__(self, step: int, work: Callable[[], None]) -> None:
         super().__init__(name=f"save-{step}", daemon=True)
-        self.step, self.work = step, work
+        self.step = step
+        self.work = work
         self.error: Exception | None = None
-        self.began, self.seconds = time.monotonic(), 0.0
+        self.began = time.monotonic()
+        self.seconds = 0.0
         self.start()
 
     def run(self) -> None:
@@ -149,7 +151,9 @@ class Snapshot:
         """
         if not self.data:
             return {}
-        return {self.file: files.write_tensors(store, step, self.file, self.parts, self.data)}
+        pieces = (files.bytes_of(self.data[name]) for name in self.parts)
+        chunks = (index.header(self.parts), *pieces)
+        return {self.file: files.write(store, step, self.file, chunks)}
 
     def write_index(
         self, store: CheckpointStore, step: int, parts: list[dict[str, FileSum]]

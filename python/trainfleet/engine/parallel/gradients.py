@@ -107,7 +107,8 @@ class Mesh:
 
     def __init__(self, config: Config, device: Device) -> None:
         layout = config.train.parallelism
-        self.layout, self.ways = layout, config.data_parallel
+        self.layout = layout
+        self.ways = config.data_parallel
         together = layout.fsdp * layout.context
         replicas = config.data_parallel // layout.fsdp
         self.grid = init_device_mesh(

@@ -61,8 +61,11 @@ class Division(TorchParts):
         wrapped, recomputation and fp8 come before compilation, and sharding comes after it. No rank
         ever holds the entire model.
         """
-        self.config, self.mesh, self.device = config, Mesh(config, device), device
-        self.data, self.ways = self.mesh.data, self.mesh.ways
+        self.config = config
+        self.mesh = Mesh(config, device)
+        self.device = device
+        self.data = self.mesh.data
+        self.ways = self.mesh.ways
         train, layout = config.train, self.mesh.layout
         with torch.device("meta"):
             model = models.build(config.model)

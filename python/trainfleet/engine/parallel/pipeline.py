@@ -151,9 +151,12 @@ class Pipeline:
             Linked(stage, number, count, device, group)
             for stage, number in zip(stages, numbers, strict=True)
         ]
-        self.first, self.last, self.count = numbers[0] == 0, numbers[-1] == count - 1, micro_batches
+        self.first = numbers[0] == 0
+        self.last = numbers[-1] == count - 1
+        self.count = micro_batches
         self.head = stages[-1].part
-        self.reduction, self.divisor = "mean", 1.0
+        self.reduction = "mean"
+        self.divisor = 1.0
         self.scale: Tensor | None = None
         # Otherwise, torch keeps the outputs of all micro-batches until the step ends. torch 2.9
         # lacks this option.
@@ -185,7 +188,10 @@ class Pipeline:
 
     def evaluate(self, batch: MicroBatch) -> Tensor:
         """Returns the summed loss on the last stage and 0 on other stages."""
-        self.reduction, self.divisor, self.scale, losses = "sum", 1.0, None, list[Tensor]()
+        self.reduction = "sum"
+        self.divisor = 1.0
+        self.scale = None
+        losses = list[Tensor]()
         self.schedule.eval(*self._given(batch), **self._named(batch, losses))
         return self._sum(losses, batch.inputs)
 

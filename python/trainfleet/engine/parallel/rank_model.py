@@ -123,7 +123,9 @@ class TorchParts:
 
         `limit` is the maximum gradient norm; 0 disables clipping.
         """
-        self.model, self.optimizer, self.limit = model, optimizer, limit
+        self.model = model
+        self.optimizer = optimizer
+        self.limit = limit
 
     def clip(self, limit: float) -> Tensor:
         """Clips gradients to the global norm `limit` and returns the original norm.
@@ -189,7 +191,8 @@ class Replicas(TorchParts):
         """Creates the model. `precision` is the autocast dtype."""
         self.device, train = world.device, config.train
         self.precision = precision
-        self.data, self.ways = world.rank, world.size
+        self.data = world.rank
+        self.ways = world.size
         self.micro_batches = train.global_batch_size // (world.size * train.micro_batch_size)
         with torch.device("meta"):
             model = models.build(config.model)

@@ -128,7 +128,8 @@ def spread(
     Also restricts the model to this rank's positions in each sequence.
     """
     ranks = group.size()
-    model.positions, model.parts = positions(length, rank, ranks).to(device), ranks
+    model.positions = positions(length, rank, ranks).to(device)
+    model.parts = ranks
     order = (
         torch.cat([positions(length, other, ranks) for other in range(ranks)]).argsort().to(device)
     )
@@ -143,8 +144,11 @@ class GatheredAttend(nn.Module):
 
     def __init__(self, whole: Attend, rank: int, group: dist.ProcessGroup, order: Tensor) -> None:
         super().__init__()
-        self.causal, self.dropout = whole.causal, whole.dropout
-        self.rank, self.group, self.order = rank, group, order
+        self.causal = whole.causal
+        self.dropout = whole.dropout
+        self.rank = rank
+        self.group = group
+        self.order = order
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
         """Returns the attention output [B, H, T / R, E] for q, k and v [B, heads, T / R, E].
@@ -155,7 +159,8 @@ class GatheredAttend(nn.Module):
         k, v = (part.index_select(2, self.order) for part in gathered)
         if not self.causal or mask is not None:
             return self._attend(q, k, v, mask)
-        pieces, size = (self.rank, 2 * self.group.size() - 1 - self.rank), q.shape[2] // 2
+        pieces = (self.rank, 2 * self.group.size() - 1 - self.rank)
+        size = q.shape[2] // 2
         outs = []
         for piece, part in zip(pieces, q.chunk(2, dim=2), strict=True):
             end = (piece + 1) * size  # a piece attends to earlier pieces, and causally to itself
@@ -165,7 +170,8 @@ class GatheredAttend(nn.Module):
         return torch.cat(outs, dim=2)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        dropout, shared = self.dropout if self.training else 0.0, q.shape[1] != k.shape[1]
+        dropout = self.dropout if self.training else 0.0
+        shared = q.shape[1] != k.shape[1]
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, dropout_p=dropout, enable_gqa=shared
         )
