@@ -123,7 +123,9 @@ class Batch:
 
     def run(self, job: Job) -> None:
         job.status, since = "RUNNABLE", time.monotonic()
-        while self.runnable < 0 or time.monotonic() - since < self.runnable:
+        while (
+            self.runnable < 0 or time.monotonic() - since < self.runnable or not self.has_room(job)
+        ):
             job.reason = self.stuck
             if job.asked or self.closing.wait(0.02):
                 return self.end(job, "FAILED", job.asked)
@@ -139,6 +141,17 @@ class Batch:
             if job.asked or self.closing.is_set() or not again(limit, main):
                 break
         return self.end(job, "FAILED", job.asked or job.reason)
+
+    def has_room(self, job: Job) -> bool:
+        """Whether the job's machines fit beside those of others, which then are its own."""
+        with self.lock:
+            active = [
+                one for one in list(self.jobs.values()) if one.status in ("STARTING", "RUNNING")
+            ]
+            nodes = sum(len(one.nodes) for one in (*active, job))
+            if room := nodes <= self.containers.cluster.most:
+                job.status = "STARTING"
+            return room
 
     def attempt(self, job: Job, number: int) -> None:
         job.nodes = [Node() for _ in job.nodes]

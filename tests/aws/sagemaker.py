@@ -8,7 +8,8 @@
 
 As SageMaker documents it (docs.aws.amazon.com/sagemaker/latest: API_DescribeTrainingJob, your-algorithms-training-algo-*,
 API_StopTrainingJob): one container a host, whose /opt/ml says who is there; the first that fails fails the job, its
-/opt/ml/output/failure becomes FailureReason; a stop is SIGTERM, and SIGKILL after the grace. A name is taken once.
+/opt/ml/output/failure becomes FailureReason; a stop is SIGTERM, and SIGKILL after the grace. A name is taken once. There is no
+queue: what exceeds the quota beside the jobs that have not ended is refused (API_CreateTrainingJob, ResourceLimitExceeded).
 """
 
 from __future__ import annotations
@@ -241,6 +242,19 @@ def _create(account: Account, **request: Any) -> dict[str, Any]:
         raise Refused(
             "ResourceInUse",
             f"Training job names must be unique within an AWS account and region, and a training job with this name already exists ({arn})",
+        )
+    kind, delta = (
+        request["ResourceConfig"]["InstanceType"],
+        request["ResourceConfig"]["InstanceCount"],
+    )
+    limit = f"{kind} for training job usage"
+    allowed = account.watched.quotas.get(limit) if hasattr(account, "watched") else None  # type: ignore[attr-defined]
+    used = sum(len(one.hosts) for one in sagemaker.jobs.values() if one.status not in FINAL)
+    if allowed is not None and used + delta > allowed:
+        raise Refused(
+            "ResourceLimitExceeded",
+            f"The account-level service limit '{limit}' is {allowed:.0f} Instances, with current utilization of {used} Instances and a "
+            f"request delta of {delta} Instances. Please use AWS Service Quotas to request an increase for this quota.",
         )
     job = sagemaker.jobs[name] = Job(name, request)
     account.add(

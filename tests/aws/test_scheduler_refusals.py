@@ -20,6 +20,7 @@ from aws.test_scheduler_machines import scheduler_config
 from aws.watchers import Watched
 from aws.world import aws
 from trainfleet.backends import BACKENDS
+from trainfleet.backends.base import Phase
 from trainfleet.backends.queue_reasons import CODES, QueueReasons
 from trainfleet.cloud import scheduler_template
 from trainfleet.cloud.calls import Calls
@@ -153,6 +154,28 @@ def test_warm_pools_have_a_quota_of_their_own(account: Account, tmp_path: Path) 
     )
     with pytest.raises(BackendError, match="training warm pool usage"):
         submit(config)
+
+
+def test_a_job_for_which_others_leave_no_quota_waits_and_is_submitted_when_they_end(
+    account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainfleet.backends.sagemaker.TRY_EVERY", 0.0)
+    config = scheduler_config(tmp_path, "sagemaker", **OWN["sagemaker"])
+    service = account.sagemaker  # type: ignore[attr-defined]
+    other = service.jobs["other"] = Training("other", {"ResourceConfig": {"InstanceCount": 2}})
+    backend = BACKENDS["sagemaker"](config)
+    handles = [
+        backend.submit(backend.plan(replace(train_job(config), launch=launch), {}))
+        for launch in ("stopped", "waits")
+    ]
+    for handle in handles:
+        status = backend.status(handle)
+        assert status.phase is Phase.QUEUED and "other jobs use the quota" in status.reason
+    backend.stop(handles[0], at_once=True)
+    other.status = "Stopped"
+    assert backend.look(handles[0]).ended  # type: ignore[attr-defined]
+    assert "Starting" in backend.look(handles[1]).reason  # type: ignore[attr-defined]
+    assert [*service.jobs] == ["other", handles[1].id]
 
 
 THEIRS, OURS = (

@@ -146,8 +146,11 @@ def all_of_them(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         else:
             os.link(root / "run-000/metrics.jsonl", run.metrics)
     make_run(root, name="<img src=x onerror=alert(1)>", done=20)
-    make_run(root, name="begins", done=0, status="running", unattended=True)
-    pages = all_runs.AllRuns(root)
+    other = (
+        root.with_name("the-runs-of-a-colleague-in-a-folder-with-a-name-of-some-length") / "runs"
+    )
+    make_run(other, name="begins", done=0, status="running", unattended=True)
+    pages = all_runs.AllRuns(root, [str(other), f"{other}-that-are-gone"])
     pages.runs()  # as make watch does before a user has opened its address
     server = Server(all_runs.page, 0, pages.routes)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -177,6 +180,9 @@ def test_the_page_of_all_runs_reads_well(
     browser.wait("document.querySelectorAll('figure:not([hidden]) .curve').length >= 12")
     browser.picture(tmp_path / "page.png")
     assert browser.eval(CROWDED) == [[], [], 0]
+    assert browser.eval("document.querySelector('#trouble').innerText").endswith(
+        "-that-are-gone: is not a readable folder"
+    )
     paper = browser.eval("getComputedStyle(document.body).backgroundColor")
     assert paper == ("rgb(13, 17, 23)" if dark else "rgb(255, 255, 255)")
     assert browser.said == []

@@ -70,12 +70,13 @@ def test_a_verb_answers_and_leaves_the_run_as_it_was(home: Path, module: str) ->
 def test_scripts_get_json_of_a_checkpoint_its_scores_and_its_data(home: Path) -> None:
     """A damaged checkpoint gets the same object with its fault, and the exit code of the text."""
     schema = json.loads(json_output.FILE.read_text())
-    words = {"eval": (), "inspect": ("SAMPLE=1", "VERIFY=1"), "verify": ()}
+    words = {"eval": (), "inspect": ("SAMPLE=1", "VERIFY=1"), "verify": (), "checkpoints": ()}
     found = {}
     for verb, more in words.items():
         found[verb] = json.loads(enter(home, "trainfleet", verb, "RUN=old", "JSON=1", *more))
         jsonschema.validate(found[verb], schema | {"$ref": f"#/$defs/{verb}"})
     assert found["verify"]["checkpoint"]["step"] == 4 and not found["verify"]["checkpoint"]["fault"]
+    assert found["checkpoints"]["checkpoints"][-1]["step"] == 4
     assert found["eval"]["loss"] > 1 and found["eval"]["name"] == "old"
     looked = found["inspect"]
     assert looked["sample"] == 1 and looked["files_verified"] == 2 * looked["shards"]

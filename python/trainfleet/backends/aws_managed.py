@@ -163,7 +163,7 @@ class Hosted(Backend):
     name: str
     title: str  # AWS's name for the service
     gone: float  # maximum seconds from a stop request until the job ends
-    can = frozenset({Can.RETRIES, Can.OUTLIVES, Can.IMAGE, Can.MACHINES})
+    can = frozenset({Can.RETRIES, Can.OUTLIVES, Can.IMAGE, Can.MACHINES, Can.QUEUES})
     is_here, tried_on = False, "real nodes, fake AWS"
 
     def __init__(self, config: Config) -> None:

@@ -58,6 +58,7 @@ class Can(Enum):
     OUTLIVES = "a job continues without the machine that launched it"
     IMAGE = "jobs run in a container image"
     FOLLOWS = "training is queued behind its compilation, and starts after the compilation succeeds"
+    QUEUES = "make sweep starts all its runs at once, and they wait until machines are free"
 
 
 class Phase(Enum):

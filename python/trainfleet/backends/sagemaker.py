@@ -75,6 +75,11 @@ NODE = re.compile(r"\bnode ([0-9]{1,9})\b")
 STREAM = re.compile(r"[^/]+/algo-(\d{1,9})-\d+")  # log stream name: <job>/algo-<host>-<seconds>
 STOP = "StopTrainingJob"
 OF_THE_ENGINE = ("MaxRuntimeExceeded", "MaxWaitTimeExceeded")
+# SageMaker has no queue: it refuses a job while other jobs use the quota (API_CreateTrainingJob).
+# The launcher submits it again later.
+TRY_EVERY = 20.0  # seconds between submissions
+IN_USE = re.compile("ResourceLimitExceeded.*current utilization of [1-9]", re.DOTALL)
+FULL = "ResourceLimitExceeded: other jobs use the quota; it is submitted again when they end"
 
 
 class SageMaker(Hosted):
@@ -83,6 +88,10 @@ class SageMaker(Hosted):
     name, title, gone, placement = "sagemaker", "SageMaker", GONE, PLACEMENT
     # only root can write to /opt/ml, SageMaker's input and output folder
     image_arguments = (("RUN_AS", "root"),)
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self._refused = dict[str, Request]()  # token → request to submit again
 
     @functools.cached_property
     def ahead(self) -> TrainingPlans | None:
@@ -125,13 +134,24 @@ class SageMaker(Hosted):
         return Request(job, (artifact(1, "sagemaker", "CreateTrainingJob", body),))
 
     def submit(self, request: Request) -> Handle:
-        """Submits a job after checking that it can run.
+        """Submits a job after checking that it can run. While other jobs use the quota, `look`
+        submits it again.
 
         If the request's token already has a job, returns that job instead.
 
         Raises:
             BackendError: the job can't run. The message says why.
         """
+        name = f"{slug(self.config.name, NAME)}-{request.token}"
+        try:
+            self._create(request, name)
+        except CloudError as error:
+            if not IN_USE.match(error.why):
+                raise
+            self._refused[request.token] = request
+        return Handle(self.name, name, request.token, request.job.nodes)
+
+    def _create(self, request: Request, name: str) -> None:
         if self.ahead and not self.ahead.held:
             why = (
                 "fleet.sagemaker.plan_hours is set; without a plan, you would pay On-Demand prices"
@@ -141,10 +161,8 @@ class SageMaker(Hosted):
                 why=why,
                 next="run make setup to see the offers",
             )
-        name = f"{slug(self.config.name, NAME)}-{request.token}"
-        handle = Handle(self.name, name, request.token, request.job.nodes)
         if self._described(name) is not None:
-            return handle
+            return
         (body,) = bodies(request)
         body = filled(self.machines().own, body)
         role = partial(
@@ -170,7 +188,6 @@ class SageMaker(Hosted):
                     why=why,
                     next="set another name in config.yaml, or wait until that job is deleted",
                 ) from error
-        return handle
 
     def _described(self, name: str) -> dict[str, Any] | None:
         """Returns SageMaker's record of a job, or None if the job does not exist."""
@@ -184,7 +201,18 @@ class SageMaker(Hosted):
                 return None
             raise
 
+    def stop(self, handle: Handle, at_once: bool) -> None:
+        if not self._refused.pop(handle.token, None):
+            super().stop(handle, at_once)
+
+    def pace(self, handle: Handle) -> float:
+        return TRY_EVERY if handle.token in self._refused else super().pace(handle)
+
     def look(self, handle: Handle) -> Status:
+        if request := self._refused.pop(handle.token, None):
+            self.submit(request)
+        if handle.token in self._refused:
+            return Status(Phase.QUEUED, FULL)
         record = (
             self._described(handle.id) if handle.id and handle.id.endswith(handle.token) else None
         )

@@ -1,31 +1,48 @@
-"""Sweeps: one run per combination of values for some keys (make sweep)."""
+"""Sweeps: one run per combination of values for some keys (make sweep).
+
+If the backend's jobs wait in a queue, each point has its own `make train` in the background. It
+continues after this command ends, and a later sweep waits for it. Otherwise, points train here, one
+after another.
+"""
 
 from __future__ import annotations
 
 import math
+import os
 import random
 import re
+import secrets
+import subprocess
+import sys
+import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ..backends import backend_of
-from ..config import Config, Derivation, Settings
+from ..backends.base import Can
+from ..config import Config, Derivation, Settings, dump_asked
 from ..plan.estimate import estimate
 from ..report import history, json_output, summary
 from ..report.json_output import RunState
-from ..run.run_folder import run_of
+from ..run.run_folder import Run, is_locked, run_of, size_of, take_lock, whole_lines, write_atomic
 from ..trust.errors import ConfigError, Problem, TrainfleetError, tell
-from ..trust.untrusted_input import show
+from ..trust.untrusted_input import opener, show
 from .calibration import experience_of
 from .command import config_of, plan_of
 from .execution import STOPPED
-from .training import train
+from .training import tokenize, train
 
 MOST = 100  # maximum number of points in a sweep
 SWEPT = ("train", "model")
 AXIS = re.compile(r"([a-z0-9_.]+)=([^,\s]+(?:,[^,\s]+)*)")
 HOW = "make sweep GRID='train.learning_rate=1e-4,3e-4 model.layers=4,8'"
+FIXED = ("schedule_steps", "warmup_steps")  # keys that are derived from train.steps
+# Environment variables whose values are already in the points' configs.
+GIVEN = dict.fromkeys(("MAKEFLAGS", "SET", "NODES"), "")
+LOG = "sweep.log"  # name of the output of a point's `make train`
+TAIL = 2000  # bytes of a failed point's log to print
+LOOK_EVERY = 1.0  # seconds between polls of a run that an earlier sweep follows
 
 
 @dataclass(frozen=True)
@@ -33,8 +50,13 @@ class Point:
     """One run of a sweep. `values` pairs each dotted config key with its value as text."""
 
     values: tuple[tuple[str, str], ...]
+    settings: Settings
     config: Config
     derived: Derivation
+
+    @property
+    def run(self) -> Run:
+        return run_of(self.config.name)
 
     @property
     def words(self) -> str:
@@ -46,7 +68,22 @@ class Point:
 
     @property
     def state(self) -> RunState:
-        return json_output.state_of(run_of(self.config.name))
+        return json_output.state_of(self.run)
+
+    @property
+    def is_done(self) -> bool:
+        state = self.state
+        return state.status == "finished" and state.step >= self.config.train.steps
+
+    def shortened(self, divisor: int) -> Point:
+        """Returns the point with a fraction of its steps, but the same learning rate schedule."""
+        if divisor == 1:
+            return self
+        values = {key: getattr(self.config.train, key) for key in FIXED}
+        values["steps"] = max(1, self.config.train.steps // divisor)
+        short = {f"STOP {key}": (f"train.{key}", str(value)) for key, value in values.items()}
+        settings = replace(self.settings, short={**self.settings.short, **short})
+        return Point(self.values, settings, *config_of(settings))
 
     @property
     def score(self) -> float:
@@ -116,7 +153,7 @@ def points_of(settings: Settings, grid: str, samples: int) -> list[Point]:
         name = f"{base}-sweep-{zlib.crc32(words.encode()):08x}"
         short = {f"GRID {key}={value}": (key, value) for key, value in values}
         one = replace(settings, short={**settings.short, **short, "GRID": ("name", name)})
-        points.append(Point(values, *config_of(one)))
+        points.append(Point(values, one, *config_of(one)))
     return points
 
 
@@ -137,7 +174,8 @@ def require_affordable(points: Sequence[Point]) -> str:
         )
         raise ConfigError.of("budget.max_usd", message, next="raise it, or add SAMPLES=5")
     cost = f", ${usd:,.2f}" if usd else ""
-    return f"about {history.duration(sum(need.seconds or 0 for need in needs))}{cost} in total"
+    seconds = sum(need.seconds or 0 for need in needs)
+    return f"{f'about {history.duration(seconds)}' if seconds else 'unknown time'}{cost} in total"
 
 
 def rungs(points: int, halving: bool) -> list[tuple[int, int]]:
@@ -150,15 +188,20 @@ def rungs(points: int, halving: bool) -> list[tuple[int, int]]:
 
 
 def run(points: list[Point], started: float, halving: bool) -> int:
-    """Trains the points, one after another. A failed point does not end the sweep. Returns the exit
-    code, which is 1 if a point failed.
+    """Trains the points. A failed point does not end the sweep. Returns the exit code, which is 1
+    if a point did not finish.
     """
     alive, failed = list(points), 0
+    queues = Can.QUEUES in backend_of(points[0].config).can
+    if queues and (code := _prepared(points[0], started)):
+        return code
     for divisor, kept in rungs(len(points), halving):
-        for number, point in enumerate(alive, 1):
-            steps = max(1, point.config.train.steps // divisor)
-            print(f"\npoint {number} of {len(alive)}, to step {steps:,}: {point.words}", flush=True)
-            code = _trained(point, steps, started)
+        rung = [point.shortened(divisor) for point in alive]
+        codes = _followed(rung) if queues else (_trained(point, started) for point in rung)
+        for number, point in enumerate(rung, 1):
+            steps = point.config.train.steps
+            print(f"\npoint {number} of {len(rung)}, to step {steps:,}: {point.words}", flush=True)
+            code = next(codes)
             if code == STOPPED:
                 print("next: run make sweep again to continue")
                 return code
@@ -168,25 +211,84 @@ def run(points: list[Point], started: float, halving: bool) -> int:
     return int(failed > 0)
 
 
-def _trained(point: Point, steps: int, started: float) -> int:
-    state = point.state
-    if state.status == "finished" and state.step >= steps:
+def _trained(point: Point, started: float) -> int:
+    if point.is_done:
         return 0
-    config = replace(point.config, train=replace(point.config.train, steps=steps))
     try:
-        plan = plan_of(config, point.derived, launch=config.name)
+        plan = plan_of(point.config, point.derived, launch=secrets.token_hex(8))
         return train(plan, started, summarize=False)
     except TrainfleetError as error:
         return tell(error)
 
 
+def _prepared(point: Point, started: float) -> int:
+    """Tokenizes the dataset if needed. Returns the exit code. Raises the errors of `plan_of`, which
+    all points would raise.
+    """
+    plan = plan_of(point.config, point.derived, launch=secrets.token_hex(8))
+    first = replace(plan, requests=plan.requests[:-1])
+    return tokenize(first, started) if first.requests else 0
+
+
+def _followed(points: Sequence[Point]) -> Iterator[int]:
+    """Queues all points at once. Yields each point's exit code when it has ended. After Ctrl-C,
+    yields STOPPED, but all points continue.
+    """
+    try:
+        followers = [_begun(point) for point in points]
+        for point, follower in zip(points, followers, strict=True):
+            yield _ended(point, follower)
+    except KeyboardInterrupt:
+        names = [point.run.name for point in points if is_locked(point.run.logs)]
+        print(f"\nthese runs continue without this terminal: {', '.join(names)}")
+        print("make stop RUN=name stops one of them, and make watch shows them all")
+        yield STOPPED
+
+
+def _begun(point: Point) -> subprocess.Popen[bytes] | None:
+    """Starts a point's `make train` in the background. Returns None if the point is done, or if an
+    earlier sweep started the command and it is still running.
+    """
+    run = point.run
+    if point.is_done or (held := take_lock(run.logs)) is None:
+        return None
+    write_atomic(run.given, dump_asked(point.config, point.derived))
+    with held, open(run.logs / LOG, "wb", opener=opener) as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "trainfleet", "train", f"CONFIG={run.given}"],
+            env=os.environ | GIVEN,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=[held.fileno()],  # the lock is held as long as the command runs
+            start_new_session=True,
+        )
+
+
+def _ended(point: Point, follower: subprocess.Popen[bytes] | None) -> int:
+    """Waits until a point's `make train` ends, and prints the outcome. Returns 0 if all steps are
+    done, otherwise 1.
+    """
+    run = point.run
+    while follower is None and is_locked(run.logs):
+        time.sleep(LOOK_EVERY)
+    if follower := follower or _begun(point):
+        follower.wait()
+    print(f"{run.name} is {point.state.status} at step {point.state.step:,}", flush=True)
+    if point.is_done:
+        return 0
+    lines, _ = whole_lines(run.logs / LOG, max(0, size_of(run.logs / LOG) - TAIL))
+    print(*(f"  | {line.decode(errors='replace')}" for line in lines), sep="\n", flush=True)
+    return 1
+
+
 def describe(points: Sequence[Point]) -> list[str]:
     """Returns a table of the points, best first, and draws their curves."""
     ranked = sorted(points, key=lambda point: point.rank)
-    best = run_of(ranked[0].config.name)
+    best = ranked[0].run
     picture = best.plots / "sweep.png"
-    summary.draw({point.label: run_of(point.config.name) for point in ranked}, picture)
-    rows = [(*summary.entry(run_of(point.config.name))[1][:-1], point.words) for point in ranked]
+    summary.draw({point.label: point.run for point in ranked}, picture)
+    rows = [(*summary.entry(point.run)[1][:-1], point.words) for point in ranked]
     return [
         *history.table((*summary.HEAD[:-1], "values"), rows, ("run", "state", "values")),
         "",

@@ -328,15 +328,13 @@ function side() {
 async function look() {
   let said = "";
   try {
-    let faults;
-    ({now, total, runs, faults} = await ask("/runs.json"));
-    said = faults.join("\n");
+    ({now, total, runs, faults: said} = await ask("/runs.json"));
     for (const id of Array.isArray(saved.runs) ? saved.runs : []) if (runs.some(run => run.id === id)) choose(id, true);
     saved.runs = null;
     for (const update of [list, side, load]) update();
   } catch (error) { said = `This is the last state that make watch sent: ${error.message}.`; }
-  $("#trouble").textContent = said;
-  $("#trouble").hidden = !said;
+  $("#trouble").textContent = [].concat(said).join("\n");
+  $("#trouble").hidden = !said.length;
 }
 
 $("fieldset").append(...Object.entries(AXES).map(([key, [title]]) => el("label", {}, el("input", {type: "radio", name: "axis", checked: key === axis, onchange: () => { axis = key; keep(); see(null); }}), title)));

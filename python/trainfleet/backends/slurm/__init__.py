@@ -140,7 +140,8 @@ class Slurm(Backend):
 
     name, inherits = "slurm", GIVEN
     can = frozenset(
-        {Can.SHARED, Can.LEAVE_OUT, Can.MACHINES, Can.RETRIES, Can.OUTLIVES, Can.IMAGE, Can.FOLLOWS}
+        {Can.SHARED, Can.LEAVE_OUT, Can.MACHINES, Can.RETRIES, Can.OUTLIVES, Can.IMAGE}
+        | {Can.FOLLOWS, Can.QUEUES}
     )
     is_here, owned, tried_on, placement = False, True, "real Slurm", PLACEMENT
     pretended = MappingProxyType({Can.IMAGE: "no pyxis", Can.MACHINES: "fake pcluster"})
