@@ -128,6 +128,21 @@ def test_a_reader_can_train_on_text_of_their_own(tmp_path: Path) -> None:
     assert desk.results("mine")["status"] == "finished"
 
 
+def test_a_reader_can_train_a_small_nanochat(tmp_path: Path) -> None:
+    """Fewer steps than the page has, on some text."""
+    desk = Desk(tmp_path, {})
+    desk.type("make config RECIPE=nanochat-d20-p5-ec2 YES=1")
+    (small,) = [
+        command
+        for command in pages.commands(pages.ROOT / "docs/how-to/nanochat.md")
+        if "make train" in command
+    ]
+    words = small.replace("data.vocab_size=2048", "data.vocab_size=340 data.sources=texts")
+    desk.type(words.replace("train.steps=200", "train.steps=12"))
+    found = desk.results("d2")
+    assert found["status"] == "finished" and found["final_loss"] < found["first_loss"]
+
+
 def test_a_reader_can_continue_a_model_and_hand_it_to_transformers(tmp_path: Path) -> None:
     page = pages.ROOT / "docs/how-to/hugging-face.md"
     shown = CONFIGS["docs/how-to/hugging-face.md"]

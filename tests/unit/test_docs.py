@@ -172,6 +172,23 @@ def test_every_other_recipe_plans_within_its_budget(
     assert main(["plan", "SET=fleet.hosts=[] train.init_from=null"]) == 0, capsys.readouterr().err
 
 
+def test_the_page_of_nanochat_has_the_figures_of_its_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (ROOT / "docs/how-to/nanochat.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    assert main(["config", "RECIPE=nanochat-d20-p5-ec2"]) == 0 and main(["plan"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    weights, speed, time, low, high, training, usd = re.search(
+        r"parameters ([\d.]+) M .* speed about ([\d,]+) tokens/s.* time about (\d+ h \d+ min); ([\d.]+)-([\d.]+) hours"
+        r".* training ([\d.]+) .* all ([\d.]+) which budget", said
+    ).groups()  # type: ignore[union-attr]  # fmt: skip
+    assert f"| {float(weights):.0f} million |" in page
+    assert f"| {int(speed.replace(',', '')) / 1e6:.2f} million |" in page
+    assert f"| {time}; {low} to {high} hours for four of five such runs |" in page
+    assert f"| ${float(training):.0f}, and ${float(usd):.0f} with setup" in page
+
+
 def test_the_page_of_errors_has_the_exit_codes_of_the_program() -> None:
     parts = re.split("^## .*", (ROOT / "docs/reference/errors.md").read_text(), flags=re.MULTILINE)
     verb, node = (

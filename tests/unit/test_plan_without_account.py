@@ -21,6 +21,7 @@ RECIPES = {
     "roberta-large-p3dn-ec2": STACK,
     "trn1-single-node": STACK,
     "llama-3-8b-p5-ec2": STACK,
+    "nanochat-d20-p5-ec2": STACK,
     "llama-2-7b-trn1-ec2": STACK,
     "llama-2-7b-trn1-batch": STACK | BOTH,
     "llama-2-7b-p4d-sagemaker": STACK | BOTH,
