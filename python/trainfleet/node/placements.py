@@ -1,4 +1,4 @@
-"""How each scheduler tells a node its placement. Uses only the standard library, because both the
+"""Reads a node's placement from its scheduler's environment. Uses only the standard library, because both the
 launcher and the nodes import it.
 
 Another package can add a scheduler through an entry point in the group `trainfleet.placements`
