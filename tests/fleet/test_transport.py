@@ -13,11 +13,13 @@ from typing import Any
 
 import pytest
 
+from fleet import lab as fleet_lab
 from fleet.lab import Lab, address_of
 from trainfleet.cloud.calls import through_agent
 from trainfleet.config.host_list import Host, parse_hosts
 from trainfleet.config.types import SshConfig
 from trainfleet.hosts.host_results import Result
+from trainfleet.hosts.mirror import Mirror, fetch
 from trainfleet.hosts.tar import code_files, content_hash
 from trainfleet.hosts.transport import Transport, _pulse
 
@@ -55,6 +57,22 @@ def test_much_output_on_both_streams_and_much_input_come_through(pair: Lab) -> N
         )[fleet.hosts[0]]
     assert isinstance(answer, Result)
     assert len(answer.stdout) == 3_000_000 and answer.stderr.endswith("300000\n")
+
+
+def test_one_session_at_a_time_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """sshd frees a session late, so the next one right after it is refused for a moment."""
+    monkeypatch.setattr(fleet_lab, "SSHD", f"{fleet_lab.SSHD}MaxSessions 1\n")
+    monkeypatch.chdir(tmp_path)
+    with fleet_lab.lab(1) as nodes, transport(nodes) as fleet:
+        logs = nodes.shared / "runs/x/logs"
+        logs.mkdir(parents=True)
+        for number in range(40):
+            (logs / f"node-{number}.log").write_text(f"{number}\n")
+        mirror = Mirror(fleet, "/fsx", Path("runs/x"))
+        assert isinstance(mirror.refresh(fleet.hosts[0]), float)
+        assert len(fetch(fleet, fleet.hosts[0], "/fsx/runs/x/logs", Path("got"))) == 40
+        for name in ("runs/x/logs", "got"):
+            assert (tmp_path / name / "node-39.log").read_text() == "39\n"
 
 
 def test_a_cut_link_is_noticed_in_eight_seconds_and_the_connection_comes_back(pair: Lab) -> None:

@@ -53,7 +53,7 @@ LINE = re.compile(r"([0-9]{1,16}) (-?[0-9]{1,10}\.[0-9]{1,10}) ([0-9]{1,20}) (.+
 
 
 class FileState(NamedTuple):
-    """State of a node's file or of its copy. An incomplete copy has the `stamp` 0.0."""
+    """State of a node's file or of its copy. The `stamp` of an incomplete copy is 0.0."""
 
     size: int = 0
     stamp: float = 0.0  # modification time

@@ -38,7 +38,7 @@ from .tar import OUTPUT_BEGINS, Sink, converse, pack, stream
 
 if TYPE_CHECKING:
     from fabric import Connection
-    from paramiko import PKey
+    from paramiko import Channel, PKey
 
 # callers report paramiko's errors, so suppress the tracebacks that its threads log
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
@@ -129,13 +129,11 @@ class Transport:
         """Runs `command` on one host and returns its response. See `run`."""
         began = time.monotonic()
         try:
-            connection = self._connection(host)
+            channel = self._session(host)
             began = time.monotonic()
             sent = stdin.encode() if isinstance(stdin, str) else stdin or b""
             limit = timeout + GRACE
-            code, out, err = converse(
-                connection.create_session(), bounded(command, timeout), sent, limit
-            )
+            code, out, err = converse(channel, bounded(command, timeout), sent, limit)
             seconds = time.monotonic() - began
             if code == 124 and seconds >= timeout:
                 raise TimeoutError
@@ -155,7 +153,7 @@ class Transport:
         """
         began = time.monotonic()
         try:
-            channel = self._connection(host).create_session()
+            channel = self._session(host)
         except Exception as error:
             return self._explained(host, error, began)
         try:
@@ -271,6 +269,17 @@ class Transport:
         if connection.gateway is not None:
             threading.Thread(target=_pulse, args=(connection.transport,), daemon=True).start()
         return connection
+
+    def _session(self, host: Host) -> Channel:
+        """Opens a session. Retries, because sshd with MaxSessions 1 frees the previous one late."""
+        from paramiko import ChannelException
+
+        connection = self._connection(host)
+        for pause in (0.1, 0.3, 1.0):
+            with suppress(ChannelException):
+                return connection.create_session()
+            time.sleep(pause)
+        return connection.create_session()
 
     def _opened(self, host: Host, gateway: Connection | str | None) -> Connection:
         """Opens a connection.
