@@ -5,8 +5,6 @@ from __future__ import annotations
 ROOMS, ARROWS = 25, 147  # at most
 TOKENS, MODULES = 423737, 322
 DENSE = {  # more than 250 tokens
-    "backends/slurm/sbatch.py:_body",
-    "backends/ssh.py:Ssh.submit",
     "data/manifest.py:assemble",
     "data/masking.py:Masked._pairs",
     "data/shards.py:ShardWriter.commit",
@@ -23,13 +21,7 @@ DENSE = {  # more than 250 tokens
     "engine/optimizers.py:renew",
     "node/entrypoint.py:run_node",
     "health/neuron_telemetry.py:read_monitor",
-    "images/building.py:build",
     "storage/sync_rules.py:changes",
-    "hosts/collectives.py:try_collectives",
-    "hosts/facts.py:_build",
-    "hosts/host_setup.py:Application.run",
-    "hosts/ssh_errors.py:explain",
-    "hosts/platform.py:_build",
     "report/html.py:write",
     "report/live.py:TokenizeLive.update",
     "report/proposal.py:_estimates",
@@ -43,17 +35,10 @@ DENSE = {  # more than 250 tokens
     "watch/verdict.py:judge",
 }
 BRANCHED = {  # more than 12 decisions
-    "backends/slurm/cluster_checks.py:partitions",
-    "backends/ssh.py:Ssh.cut_off",
     "data/manifest.py:assemble",
     "data/sources.py:plan_units",
     "health/neuron_telemetry.py:read_monitor",
-    "hosts/host_setup.py:Application.run",
     "hosts/node_checks.py:neuron_devices",
-    "hosts/probe.py:describe",
-    "hosts/probe.py:differing",
-    "hosts/ssh_errors.py:explain",
-    "hosts/platform.py:_build",
     "report/live.py:TokenizeLive.update",
     "report/proposal.py:_estimates",
     "watch/retry_loop.py:persevere",
@@ -63,10 +48,7 @@ BRANCHED = {  # more than 12 decisions
     "watch/verdict.py:judge",
 }
 LONG = {  # more than 450 lines
-    "backends/ssh.py",
-    "hosts/preflight.py",
     "hosts/node_checks.py",
     "hosts/transport.py",
     "report/history.py",
-    "run/run_folder.py",
 }

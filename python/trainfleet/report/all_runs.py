@@ -24,8 +24,8 @@ from typing import Any
 from urllib.parse import quote
 
 from ..run import records
-from ..run.records import check_metric
-from ..run.run_folder import Record, Run, logs_of, size_of, whole_lines
+from ..run.records import check_metric, size_of, whole_lines
+from ..run.run_folder import Record, Run, logs_of
 from ..trust import untrusted_input
 from ..trust.errors import InputError, TrainfleetError
 from ..trust.safe_output import shown
