@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from trainfleet.backends.node_script import node_script
-from trainfleet.backends.ssh import misfit, pull_words
+from trainfleet.images.ecr import misfit, pull_words
 from trainfleet.node.placement import Placement
 from trainfleet.node.supervisor import EXIT
 from trainfleet.plan.job import Job

@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from trainfleet.run import records, run_folder
-from trainfleet.run.records import merge
-from trainfleet.run.run_folder import Feed, Run
+from trainfleet.run.records import Feed, merge
+from trainfleet.run.run_folder import Run
 from trainfleet.trust.errors import RunError
 from trainfleet.watch.verdict import Verdict
 

@@ -15,6 +15,7 @@ from trainfleet.backends.ssh import Ssh
 from trainfleet.config import Settings, load
 from trainfleet.config.host_list import Host
 from trainfleet.health import lease
+from trainfleet.hosts import fleet as hosts_fleet
 from trainfleet.hosts import preflight
 from trainfleet.hosts.fleet import ANSWERS, MOST_NODES, look_every, lost_after
 from trainfleet.hosts.host_results import LAUNCH, HostFailure, Result
@@ -58,7 +59,7 @@ def test_commands_that_wait_for_one_another_meet_however_many_hosts_there_are(
     count = THREADS + 6
     meet = f'touch {tmp_path}/$$; for _ in $(seq 150); do [ "$(ls {tmp_path} | wc -l)" = {count} ] && echo met && exit 7; sleep 0.2; done'
     shell = Shell(count)
-    answers = preflight.run_together(shell, lambda host: meet, timeout=40, hosts=shell.hosts)
+    answers = hosts_fleet.run_together(shell, lambda host: meet, timeout=40, hosts=shell.hosts)
     assert [
         (answer.exit_code, answer.stdout)
         for answer in answers.values()
@@ -70,12 +71,12 @@ def test_commands_that_wait_for_one_another_meet_however_many_hosts_there_are(
 def test_what_does_not_end_is_ended_and_the_others_answers_are_kept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(preflight, "END_SECONDS", 1)
+    monkeypatch.setattr(hosts_fleet, "END_SECONDS", 1)
     shell, commands = (
         Shell(2),
         {"n0": "echo first", "n1": f"echo second; sleep 60; touch {tmp_path}/late"},
     )
-    answers = preflight.run_together(
+    answers = hosts_fleet.run_together(
         shell, lambda host: commands[host.name], timeout=30, hosts=shell.hosts
     )
     assert [

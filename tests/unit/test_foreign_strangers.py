@@ -22,7 +22,8 @@ from trainfleet.data import bpe
 from trainfleet.data.sources import plan_units
 from trainfleet.node import placement
 from trainfleet.node.placements import read_batch, read_fleet, read_slurm
-from trainfleet.run.run_folder import Lines, Run
+from trainfleet.run.records import Lines
+from trainfleet.run.run_folder import Run
 from trainfleet.trust.errors import BackendError, ConfigError, DataError, InputError
 from trainfleet.trust.redaction import hide
 

@@ -33,7 +33,7 @@ from ..config import Config, Refusals
 from ..config.goodput import saving_of
 from ..plan.estimate import Bill
 from ..plan.job import Artifact, Job
-from ..run import run_folder
+from ..run import records, run_folder
 from ..run.run_folder import Run
 from ..storage import s3, sync_rules
 from ..trust.errors import BackendError, CloudError
@@ -129,7 +129,7 @@ class Consoles:
             if node in spoke:
                 log.unlink(missing_ok=True)
                 continue
-            size = run_folder.size_of(log) if stream in self.tokens else 0
+            size = records.size_of(log) if stream in self.tokens else 0
             lines, self.tokens[stream] = log_streams.read(
                 self.calls, console.group, stream, self.tokens.get(stream, "")
             )

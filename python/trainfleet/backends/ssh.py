@@ -12,7 +12,6 @@ and Lustre.
 
 from __future__ import annotations
 
-import shlex
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -40,8 +39,7 @@ from ..hosts.install_steps import lock_name
 from ..hosts.platform import load_platform
 from ..hosts.preflight import fabric_of
 from ..hosts.transport import Transport
-from ..images.builders import ARCHITECTURE
-from ..images.ecr import Registry
+from ..images.ecr import pull
 from ..node.placement import PORT, Placement
 from ..node.placements import FLEET as PLACEMENT
 from ..plan.estimate import Bill
@@ -61,10 +59,6 @@ from .run_storage import OnHead, Place
 # still be in use.
 PORTS = 200
 START_TIMEOUT = 60.0
-PULL_TIMEOUT = 1800.0  # timeout in seconds; long, because CUDA images are several GB in size
-LABELS = """{{.Architecture}} {{index .Config.Labels "trainfleet.lock"}}"""
-LOOK = f"docker image inspect --format '{LABELS}'"
-NOBODY = ("", "<no value>")  # lock labels of images that trainfleet did not build
 
 
 @dataclass
@@ -208,30 +202,35 @@ class Ssh(Backend):
             request.hosts,
         )
         secrets, hosts = values_of(request.job.secrets), self._hosts(handle)
-        said = self.transport.run(
-            host_commands.look(handle.id, handle.token), timeout=FENCE_TIMEOUT, hosts=hosts
-        ).ok
+        look = host_commands.look(handle.id, handle.token)
+        said = self.transport.run(look, timeout=FENCE_TIMEOUT, hosts=hosts).ok
         if len(said) == len(hosts) and not any(
             answer.stdout.startswith("absent") for answer in said.values()
         ):
             return handle
-        if request.job.image:
-            fetch(
-                self.transport,
-                hosts,
-                request.job.image,
-                lock_name(load_platform(self.fleet.platform)),
-            )
+        if image := request.job.image:
+            lock = lock_name(load_platform(self.fleet.platform))
+            pull(self.transport, hosts, image, lock)
         self._head.refuse_other_runs(hosts)
         self._fence(hosts)
+        environment = {**request.environment, **secrets}
+        self._start(handle, [artifact.text for artifact in request.artifacts], environment)
+        now = time.monotonic()
+        looks = Looks(hosts, dict.fromkeys(hosts, RUNNING), dict.fromkeys(hosts, now))
+        self._look_after(handle, looks)
+        return handle
+
+    def _start(
+        self, handle: Handle, scripts: Iterable[str], environment: Mapping[str, str]
+    ) -> None:
+        """Starts every node, or none."""
+        head, hosts = self._head, self._hosts(handle)
         starting = host_commands.start(
-            handle.id, self._head.mark, self._head.interpreter, self._head.code, self._head.folder
+            handle.id, head.mark, head.interpreter, head.code, head.folder
         )
         orders = {
-            host: host_commands.task(
-                artifact.text, {**request.environment, **secrets}, handle.token
-            )
-            for host, artifact in zip(hosts, request.artifacts, strict=True)
+            host: host_commands.task(script, environment, handle.token)
+            for host, script in zip(hosts, scripts, strict=True)
         }
         answers = self.transport.each(
             lambda host: self.transport.ask(
@@ -242,11 +241,6 @@ class Ssh(Backend):
         if failed := Answers(answers).failed:
             self._fence([host for host in hosts if host not in failed])
             raise BackendError(by_host("the job could not be started", failed), next="make doctor")
-        self._look_after(
-            handle,
-            Looks(hosts, dict.fromkeys(hosts, RUNNING), dict.fromkeys(hosts, time.monotonic())),
-        )
-        return handle
 
     def status(self, handle: Handle) -> Status:
         """Returns the status based on the nodes' latest responses.
@@ -315,25 +309,29 @@ class Ssh(Backend):
 
         Waits until the result is certain.
         """
-        if not self._head.leads:
-            return ""
         here = next((host for host in self.transport.hosts if is_here(host)), None)
         looks, began = self._looks.get(handle.token), time.monotonic()
-        others = [host for host in looks.hosts if host != here] if looks else []
-        while looks and others and here:
-            heard, now = max(looks.heard.get(host, 0.0) for host in others), time.monotonic()
-            # hosts whose part of the job has ended are no longer polled, so query them here
-            ended = [host for host in others if looks.said.get(host, RUNNING) != RUNNING]
-            if heard > began - 2 * look_every(len(looks.hosts)) or (
-                ended and self._any_answers(ended)
-            ):
-                break
-            if now - heard > lost_after(len(looks.hosts)):
-                if self._any_answers([host for host in self.transport.hosts if host != here]):
-                    return ""
-                return here.name
+        if not (self._head.leads and here and looks and set(looks.hosts) - {here}):
+            return ""
+        others = [host for host in looks.hosts if host != here]
+        while not self._is_heard(looks, others, began):
+            heard = max(looks.heard.get(host, 0.0) for host in others)
+            if time.monotonic() - heard > lost_after(len(looks.hosts)):
+                rest = [host for host in self.transport.hosts if host != here]
+                return "" if self._any_answers(rest) else here.name
             time.sleep(LOOK_EVERY / 4)
         return ""
+
+    def _is_heard(self, looks: Looks, hosts: Sequence[Host], began: float) -> bool:
+        """Returns whether one of these hosts has responded since shortly before `began`.
+
+        Queries those whose part of the job has ended, because they are no longer polled.
+        """
+        since = began - 2 * look_every(len(looks.hosts))
+        if max(looks.heard.get(host, 0.0) for host in hosts) > since:
+            return True
+        ended = [host for host in hosts if looks.said.get(host, RUNNING) != RUNNING]
+        return bool(ended) and self._any_answers(ended)
 
     def _any_answers(self, hosts: Sequence[Host]) -> bool:
         return bool(self.transport.run("true", timeout=8, hosts=hosts).ok)
@@ -441,62 +439,3 @@ class Ssh(Backend):
             ),
             next=f"run make doctor, or set NODES={len(sound)}" if sound else "make doctor",
         )
-
-
-def fetch(transport: Transport, hosts: Sequence[Host], image: str, lock: str) -> None:
-    """Pulls the image on every host that lacks it.
-
-    The ECR token is passed through stdin, which keeps it off command lines and out of permanent
-    files.
-
-    Raises:
-        BackendError: a host can't pull the image, or the image does not match the config's
-            platform. The message lists all problems by host.
-    """
-    registry = Registry.of(image)
-    _, token = registry.token() if registry else ("", "")
-    words = pull_words(image, registry.host if registry else "")
-    answers = transport.run(words, stdin=token, timeout=PULL_TIMEOUT, hosts=hosts)
-    answers.require(
-        f"{image} can't be pulled",
-        then="run docker pull on the host for details; if Docker is missing, set "
-        "fleet.install_docker: true and run make setup",
-    )
-    said = {host: answer.stdout.strip().rpartition("\n")[2] for host, answer in answers.ok.items()}
-    wrong = {host: against for host, found in said.items() if (against := misfit(found, lock))}
-    if wrong:
-        raise BackendError(
-            by_host(f"{image} does not match the hosts or the config", wrong),
-            next="set fleet.container: build, then run make push",
-        )
-
-
-def pull_words(image: str, registry: str) -> str:
-    """Returns a shell command that inspects the image, after pulling it if it is missing."""
-    look = f"{LOOK} {shlex.quote(image)}"
-    pull = f"docker pull --quiet {shlex.quote(image)} > /dev/null"
-    if registry:
-        own = (
-            "DOCKER_CONFIG=$(mktemp -d) && export DOCKER_CONFIG && trap 'rm -rf "
-            '"$DOCKER_CONFIG"\' EXIT'
-        )
-        pull = (
-            f"{own} && docker login --username AWS --password-stdin {shlex.quote(registry)} > "
-            f"/dev/null && {pull}"
-        )
-    return f"{look} 2> /dev/null || {{ {pull} && {look}; }}"
-
-
-def misfit(words: str, lock: str) -> str:
-    """Returns why an image with this architecture and lock label is unusable, or "" if it is
-    usable.
-    """
-    architecture, _, theirs = words.partition(" ")
-    if architecture != ARCHITECTURE:
-        return (
-            f"it is built for {architecture or 'an unknown architecture'}, but the hosts are "
-            f"{ARCHITECTURE}"
-        )
-    if theirs not in (*NOBODY, lock):
-        return f"its versions are {theirs}, but the config's platform has {lock}"
-    return ""

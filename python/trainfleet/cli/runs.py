@@ -12,7 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..run.run_folder import RUNS, Run, logs_of, whole_lines
+from ..run.records import whole_lines
+from ..run.run_folder import RUNS, Run, logs_of
 from ..trust.errors import BackendError, ConfigError, Problem, RunError, tell
 from ..trust.spelling import suggest
 from .variables import Variables, flag, number

@@ -10,7 +10,7 @@ not an error. The benchmark takes minutes, so only `make doctor` runs it.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ..health.neuron_telemetry import Collective, read_collectives
 from ..node.placement import PORT
@@ -73,40 +73,32 @@ def try_collectives(
     ranks, hosts = wanted.fleet.ranks_per_node, list(facts)
     answers = transport.run(f"{command(ranks)} 2>&1", timeout=SECONDS, hosts=hosts)
     said, findings = [], list[Finding]()
+    then = f"on that host, run: {TOOL} -r {ranks} allr; dmesg"
     for host in hosts:
         found = read(answers.get(host))
         if isinstance(found, str):
-            findings.append(
-                Finding(
-                    host,
-                    "nccom-test",
-                    found,
-                    f"on that host, run: {TOOL} -r {ranks} allr; dmesg",
-                    blames_host=True,
-                )
-            )
+            findings.append(Finding(host, "nccom-test", found, then, blames_host=True))
         else:
             said.append(f"{host.name}: {describe(found, ranks)}")
     if findings or len(hosts) < 2:
         return said, findings
-    addresses = {host.name: facts[host].address(host) for host in hosts}
-    answer = transport.run(
-        f"{command(ranks, addresses)} 2>&1", timeout=SECONDS, hosts=hosts[:1]
-    ).get(hosts[0])
-    found = read(answer)
+    words = command(ranks, {host.name: facts[host].address(host) for host in hosts})
+    answers = transport.run(f"{words} 2>&1", timeout=SECONDS, hosts=hosts[:1])
+    line, findings = _judge(read(answers.get(hosts[0])), wanted, hosts)
+    return [*said, line], findings
+
+
+def _judge(
+    found: Collective | str, wanted: Wanted, hosts: Sequence[Host]
+) -> tuple[str, list[Finding]]:
+    """Returns a line about the multi-node benchmark, and a finding if its bandwidth is low."""
     if isinstance(found, str):
-        return [
-            *said,
-            f"the multi-node test has no result: {found}; check that {hosts[0].name} can log in to "
-            "the other nodes",
-        ], []
-    least = least_bandwidth(wanted.type) or 0.0
-    slow = (
-        f"an all-reduce over {len(hosts)} nodes reaches {found.gbs:.1f} GB/s; expected {least:.1f}"
-    )
-    return [*said, f"all {len(hosts)} nodes: {describe(found, ranks * len(hosts))}"], (
-        [Finding(None, "nccom-test", slow, FABRIC)] if found.gbs < least else []
-    )
+        then = f"check that {hosts[0].name} can log in to the other nodes"
+        return f"the multi-node test has no result: {found}; {then}", []
+    count, least = len(hosts), least_bandwidth(wanted.type) or 0.0
+    slow = f"an all-reduce over {count} nodes reaches {found.gbs:.1f} GB/s; expected {least:.1f}"
+    findings = [Finding(None, "nccom-test", slow, FABRIC)] if found.gbs < least else []
+    return f"all {count} nodes: {describe(found, wanted.fleet.ranks_per_node * count)}", findings
 
 
 def read(answer: Result | HostFailure | None) -> Collective | str:

@@ -207,26 +207,22 @@ def parse(text: str, seconds: float = 0.0, now: float | None = None) -> Facts:
 
 
 def _build(lines: dict[str, list[str]], seconds: float, now: float) -> Facts:
-    def one(key: str) -> str:
-        return "".join(lines[key][:1])
-
     gpus, gpu_trouble = read_gpus(lines["gpu"])
     devices, neuron_trouble = _listed(lines["neuron_ls"])
-    # facts.sh reads the clock about half an RTT after the request was sent
-    sent = now - seconds
+    clock = "".join(lines["clock"][:1]) or str(now)
     found: dict[str, Any] = {
-        "nofile": 1 << 30 if one("nofile") == "unlimited" else _count("nofile", lines["nofile"]),
-        "fi_info": _count("fi_info", lines["fi_info"]) if one("fi_info") else -1,
         "gpus": gpus,
         "gpu_trouble": gpu_trouble,
         "neuron_devices": devices,
         "neuron_trouble": neuron_trouble,
-        "efa": one("efa").rpartition(":")[2].strip().lstrip("v"),
         "topology": read_topology(lines["topology"]),
-        "clock_offset": _seconds(one("clock") or str(now)) - sent,
+        # facts.sh reads the clock about half an RTT after the request was sent
+        "clock_offset": _seconds(clock) - (now - seconds),
         "seconds": seconds,
         **_network(lines),
     }
+    for name, read in OWN.items():
+        found[name] = read(name, lines[name])
     for field_ in fields(Facts):
         if (name := field_.name) not in found:
             found[name] = READ[str(field_.type)](name, lines[KEYS.get(name, name)])
@@ -350,4 +346,9 @@ READ: dict[str, Callable[[str, list[str]], Any]] = {
     "tuple[str, ...]": lambda key, lines: tuple(lines),
     "dict[str, str]": lambda key, lines: dict(_pairs(lines)),
     "dict[str, int]": _counts,
+}
+OWN: dict[str, Callable[[str, list[str]], Any]] = {  # fields that are read differently
+    "nofile": lambda key, lines: 1 << 30 if lines[:1] == ["unlimited"] else _count(key, lines),
+    "fi_info": lambda key, lines: _count(key, lines) if "".join(lines[:1]) else -1,
+    "efa": lambda key, lines: "".join(lines[:1]).rpartition(":")[2].strip().lstrip("v"),
 }

@@ -5,12 +5,16 @@ head with two cores can process about 64 responses per second (tests/bench/LOG.m
 are polled less often. The timeout grows with the polling interval, so a host counts as lost only
 after several missed polls.
 
+`run_together` runs commands that need each other, such as a bandwidth test, on many hosts.
+
 Quarantined hosts are excluded from launches, with evidence and time. `make doctor LIFT=host`
 releases a host.
 """
 
 from __future__ import annotations
 
+import secrets
+import shlex
 import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -24,11 +28,11 @@ from ..run import run_folder
 from ..run.run_folder import Record
 from ..trust.errors import BackendError, ConfigError, InputError
 from ..trust.validation import Moment, fit
-from .host_results import Finding
+from .host_results import Answers, Finding
 from .install_steps import Wanted
 from .platform import load_platform
 from .ssh_config import STATE
-from .transport import Transport
+from .transport import GRACE, Transport
 
 
 def hosts_of(config: Config) -> tuple[Host, ...]:
@@ -207,3 +211,72 @@ class Quarantine:
         run_folder.write_json(
             self.path, {address: asdict(entry) for address, entry in entries.items()}
         )
+
+
+START_SECONDS = 20.0
+END_SECONDS = 10  # seconds allowed for the other nodes to finish after the first
+
+
+def run_together(
+    transport: Transport, command: Callable[[Host], str], *, timeout: float, hosts: Sequence[Host]
+) -> Answers:
+    """Runs interdependent commands in parallel on all hosts, and returns their results.
+
+    Each command runs in the background on its host, in a separate session, for at most `timeout`
+    seconds. The output is collected once the first host's command has finished. Until that point,
+    the commands occupy no transport threads, because there may be more hosts than threads.
+    """
+    token, numbers = secrets.token_hex(8), {host: number for number, host in enumerate(hosts)}
+
+    def folder(host: Host) -> str:
+        return f"/tmp/trainfleet-{token}-{numbers[host]}"
+
+    limit = timeout + spread(len(hosts))
+    began = transport.run(
+        lambda host: begin(folder(host), command(host), limit), timeout=START_SECONDS, hosts=hosts
+    )
+    started = list(began.ok)
+    if len(started) == len(hosts):
+        transport.ask(hosts[0], wait(folder(hosts[0]), limit), timeout=limit + GRACE)
+    # if a command failed to start, the others would wait for it until their timeout
+    seconds = END_SECONDS if len(started) == len(hosts) else 0
+    ended = transport.run(
+        lambda host: collect(folder(host), seconds), timeout=START_SECONDS + seconds, hosts=started
+    )
+    return Answers({host: ended.get(host, answer) for host, answer in began.items()})
+
+
+def begin(folder: str, command: str, timeout: float) -> str:
+    """Returns the shell command that starts `command` in the background.
+
+    The output goes to `folder`/out, and the exit code to `folder`/code.
+    """
+    inner = (
+        f"timeout -k {GRACE} {round(timeout)} sh -c {shlex.quote(command)}; echo $? > "
+        "code.part; mv code.part code"
+    )
+    return (
+        f"umask 077; mkdir {folder} && cd {folder} && "
+        f"{{ setsid sh -c {shlex.quote(inner)} < /dev/null > out 2>&1 & echo $! > pid; }}"
+    )
+
+
+def wait(folder: str, timeout: float) -> str:
+    """Returns the shell command that waits up to `timeout` seconds for the command in `folder` to
+    finish.
+    """
+    return (
+        f"for _ in $(seq {round(timeout) * 5}); do [ -e {folder}/code ] && break; sleep 0.2; done"
+    )
+
+
+def collect(folder: str, seconds: int) -> str:
+    """Returns the shell command that prints the output of the command in `folder`, with its exit
+    code.
+
+    If the command is still running after `seconds`, kills it and exits with 124.
+    """
+    return f"""cd {folder} || exit 125
+for _ in $(seq {seconds * 5}); do [ -e code ] && break; sleep 0.2; done
+[ -e code ] || {{ kill -KILL -- "-$(cat pid)"; echo 124 > code; }}
+cat out; read -r code < code; cd /; rm -rf {folder}; exit "$code\""""

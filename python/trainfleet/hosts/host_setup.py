@@ -8,6 +8,7 @@ other hosts are still set up, but the command fails. Setup is idempotent.
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -53,6 +54,15 @@ class Survey:
     facts: dict[Host, Facts]
     plan: dict[Host, tuple[InstallStep, ...]]
     findings: tuple[Finding, ...]
+
+    @property
+    def against(self) -> dict[Host, str]:
+        """Findings about each unfit host."""
+        said = defaultdict[Host, list[str]](list)
+        for finding in self.findings:
+            if finding.host:
+                said[finding.host].append(str(finding))
+        return {host: "; ".join(words) for host, words in said.items()}
 
 
 def main(config: Config, whole: bool = True, temporary: bool = False) -> int:
@@ -130,12 +140,7 @@ class Application:
 
     def run(self) -> None:
         """Executes the plan. On the board, each host ends as ok, changed or FAILED."""
-        against = dict.fromkeys(finding.host for finding in self.found.findings if finding.host)
-        said = {
-            host: "; ".join(str(finding) for finding in self.found.findings if finding.host == host)
-            for host in against
-        }
-        for hosts, why in grouped(said):
+        for hosts, why in grouped(self.found.against):
             self.failed |= dict.fromkeys(hosts, why)
             self.board.show_all(hosts, "FAILED", why)
         busy = [host for host, plan in self.found.plan.items() if plan]
@@ -148,14 +153,11 @@ class Application:
         for finding in (*interpreter(facts, self.wanted), *shared(facts, self.wanted)):
             if finding.host and finding.host not in self.failed:
                 self.fail(finding.host, str(finding))
-        for host in self.found.plan:
-            if host not in self.failed:
-                changed = host in busy
-                self.board.show(
-                    host,
-                    "changed" if changed else "ok",
-                    "; ".join(self.done[host]) if changed else "nothing to do",
-                )
+        for host in [host for host in self.found.plan if host not in self.failed]:
+            if host in busy:
+                self.board.show(host, "changed", "; ".join(self.done[host]))
+            else:
+                self.board.show(host, "ok", "nothing to do")
 
     def send_scripts(self, hosts: Iterable[Host]) -> str:
         """Sends this checkout's scripts and lock files to the nodes, and marks the failed hosts.

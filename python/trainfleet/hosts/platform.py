@@ -124,27 +124,27 @@ def _read() -> dict[str, Any]:
 
 
 def _build(name: str, entry: dict[str, Any]) -> PinnedPlatform:
-    versions = {
-        key: str(value["version"]) if isinstance(value, dict) else str(value)
-        for key, value in entry.items()
-    }
     known = {field.name for field in fields(PinnedPlatform)}
-    rows = {key: row for key, row in entry.items() if isinstance(row, dict)}
-    # flatten nested keys, for example into nvidia_least
-    parts = {f"{part}_{key}": value for part, row in rows.items() for key, value in row.items()}
-    sums = {key: tuple(value.items()) for key, value in parts.items() if isinstance(value, dict)}
-    given: dict[str, Any] = versions | {key: str(value) for key, value in parts.items()} | sums
-    others = [
-        (key, versions[key], sums.get(f"{key}_wheels", ())) for key in rows if key not in known
-    ]
-    system = [row[:2] for row in others if row[0].startswith("aws-neuronx-")]
-    return PinnedPlatform(
-        name,
-        **{key: value for key, value in given.items() if key in known},
-        neuron_packages=tuple(system),
-        python_packages=tuple(row[:2] for row in others if not row[2] and row[:2] not in system),
-        checked_packages=tuple(row for row in others if row[2]),
-    )
+    found: dict[str, Any] = {"name": name}
+    for key, value in entry.items():
+        parts = value if isinstance(value, dict) else {"version": value}
+        # flatten nested keys, for example into nvidia_least
+        flat = {f"{key}_{part}": _plain(inner) for part, inner in parts.items()}
+        row = key, str(parts["version"]), flat.get(f"{key}_wheels", ())
+        found |= {part: inner for part, inner in flat.items() if part in known}
+        if key in known:
+            found[key] = row[1]
+        elif key.startswith("aws-neuronx-"):
+            found["neuron_packages"] = (*found.get("neuron_packages", ()), row[:2])
+        elif row[2]:
+            found["checked_packages"] = (*found.get("checked_packages", ()), row)
+        else:
+            found["python_packages"] = (*found.get("python_packages", ()), row[:2])
+    return PinnedPlatform(**found)
+
+
+def _plain(value: Any) -> Any:
+    return tuple(value.items()) if isinstance(value, dict) else str(value)
 
 
 SECONDS, DAY = 3.0, 86400.0

@@ -11,7 +11,7 @@ import secrets
 import shlex
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -25,7 +25,7 @@ from ..process.rdma_adapters import fastest, listed
 from ..trust.validation import Count, Range
 from . import facts as reading
 from .facts import Facts
-from .fleet import spread, wanted_of
+from .fleet import run_together, wanted_of
 from .host_results import (
     LAUNCH,
     Answers,
@@ -41,7 +41,7 @@ from .host_results import (
 from .install_steps import Wanted
 from .node_checks import exposed, judge
 from .tar import code_files, content_hash
-from .transport import GRACE, Transport
+from .transport import Transport
 
 # bandwidth test port, one below torchrun's default so that a running job does not block it
 PORT = 29399
@@ -51,8 +51,6 @@ FABRIC_SECONDS = 150.0
 BANDWIDTH = "== bandwidth "
 SLOW_SHARE = 0.5  # fraction of the median node's bandwidth below which a node is reported as slow
 ALL_REDUCE_BYTES = {"cuda": 1 << 30, "neuron": 1 << 28, "cpu": 1 << 24}
-START_SECONDS = 20.0
-END_SECONDS = 10  # seconds allowed for the other nodes to finish after the first
 
 
 Rate = Annotated[float, Range(0, 1e6)]  # GB/s
@@ -425,68 +423,3 @@ def send_code(transport: Transport, fleet: Fleet, hosts: Sequence[Host]) -> str:
 def _printed(answers: Answers, host: Host) -> str:
     answer = answers.get(host)
     return answer.stdout if isinstance(answer, Result) else ""
-
-
-def run_together(
-    transport: Transport, command: Callable[[Host], str], *, timeout: float, hosts: Sequence[Host]
-) -> Answers:
-    """Runs interdependent commands in parallel on all hosts, and returns their results.
-
-    Each command runs in the background on its host, in a separate session, for at most `timeout`
-    seconds. The output is collected once the first host's command has finished. Until that point,
-    the commands occupy no transport threads, because there may be more hosts than threads.
-    """
-    token, numbers = secrets.token_hex(8), {host: number for number, host in enumerate(hosts)}
-
-    def folder(host: Host) -> str:
-        return f"/tmp/trainfleet-{token}-{numbers[host]}"
-
-    limit = timeout + spread(len(hosts))
-    began = transport.run(
-        lambda host: begin(folder(host), command(host), limit), timeout=START_SECONDS, hosts=hosts
-    )
-    started = list(began.ok)
-    if len(started) == len(hosts):
-        transport.ask(hosts[0], wait(folder(hosts[0]), limit), timeout=limit + GRACE)
-    # if a command failed to start, the others would wait for it until their timeout
-    seconds = END_SECONDS if len(started) == len(hosts) else 0
-    ended = transport.run(
-        lambda host: collect(folder(host), seconds), timeout=START_SECONDS + seconds, hosts=started
-    )
-    return Answers({host: ended.get(host, answer) for host, answer in began.items()})
-
-
-def begin(folder: str, command: str, timeout: float) -> str:
-    """Returns the shell command that starts `command` in the background.
-
-    The output goes to `folder`/out, and the exit code to `folder`/code.
-    """
-    inner = (
-        f"timeout -k {GRACE} {round(timeout)} sh -c {shlex.quote(command)}; echo $? > "
-        "code.part; mv code.part code"
-    )
-    return (
-        f"umask 077; mkdir {folder} && cd {folder} && "
-        f"{{ setsid sh -c {shlex.quote(inner)} < /dev/null > out 2>&1 & echo $! > pid; }}"
-    )
-
-
-def wait(folder: str, timeout: float) -> str:
-    """Returns the shell command that waits up to `timeout` seconds for the command in `folder` to
-    finish.
-    """
-    return (
-        f"for _ in $(seq {round(timeout) * 5}); do [ -e {folder}/code ] && break; sleep 0.2; done"
-    )
-
-
-def collect(folder: str, seconds: int) -> str:
-    """Returns the shell command that prints the output of the command in `folder`, with its exit
-    code.
-
-    If the command is still running after `seconds`, kills it and exits with 124.
-    """
-    return f"""cd {folder} || exit 125
-for _ in $(seq {seconds * 5}); do [ -e code ] && break; sleep 0.2; done
-[ -e code ] || {{ kill -KILL -- "-$(cat pid)"; echo 124 > code; }}
-cat out; read -r code < code; cd /; rm -rf {folder}; exit "$code\""""

@@ -6,14 +6,15 @@ users who do not know their hardware.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 
 from ..config.types import Devices, Fleet
 from ..hardware.accelerators import Accelerator, find_accelerator, unsupported
-from ..hardware.node_types import RDMA, same_size
+from ..hardware.node_types import RDMA, NodeType, same_size
 from ..process.rdma_adapters import Port, fastest
 from .facts import Facts
+from .gpus import Gpu
 
 WORDS = {"efa": "EFA", "infiniband": "InfiniBand", "roce": "Ethernet (RoCE)"}
 # fraction of the expected Gbit/s or GiB below which a port or GPU is reported
@@ -38,7 +39,7 @@ def devices_of(facts: Facts) -> Devices | None:
     row = row_of(facts)
     if row is None:
         return None
-    least = min(gpu.memory_mib for gpu in facts.gpus) / 2**10
+    least = _least_gib(facts.gpus)
     memory = float(row.size) if same_size(row, least) else round(least, 1)
     network, gbps = network_of(facts)
     return Devices(row.label, len(facts.gpus), memory, network, gbps or None)
@@ -77,27 +78,9 @@ def block(devices: Devices) -> str:
 
 def describe(facts: Facts) -> Iterator[str]:
     """Yields lines that describe a node's hardware."""
-    names = sorted({gpu.name for gpu in facts.gpus})
-    for name in names:
-        alike = [gpu for gpu in facts.gpus if gpu.name == name]
-        least = min(gpu.memory_mib for gpu in alike) / 2**10
-        yield f"{len(alike)} x {name}, {least:.1f} GiB, driver {alike[0].driver}{_joined(facts)}"
-        if find_accelerator(name) is None:
-            why = (
-                unsupported(name)
-                or "not in hardware/accelerators.json, so its speed can't be predicted"
-            )
-            yield f"{name}: {why}"
-    if len(names) > 1:
-        yield (
-            "the GPU models differ: ranks wait for the slowest GPU; select one model with "
-            "CUDA_VISIBLE_DEVICES or gres"
-        )
+    yield from _gpus(facts)
     if facts.slices:
-        yield (
-            f"MIG splits its GPUs into {facts.slices} slices, but a rank needs a whole GPU; on "
-            "that host, run: sudo nvidia-smi -mig 0"
-        )
+        yield f"{_sliced(facts)}; on that host, run: sudo nvidia-smi -mig 0"
     yield from (f"nvidia-smi reports: {line}" for line in facts.gpu_trouble)
     if not facts.gpus and "nvidia" in facts.bus:
         yield f"{facts.bus.count('nvidia')} NVIDIA GPUs are on the PCI bus, but no driver responds"
@@ -107,6 +90,31 @@ def describe(facts: Facts) -> Iterator[str]:
     if facts.cores:
         yield f"{facts.cores} cores, {facts.memory_kib / 2**20:,.0f} GiB of memory"
     yield from _ports(facts)
+
+
+def _gpus(facts: Facts) -> Iterator[str]:
+    """Yields lines about each model of a node's GPUs."""
+    names = sorted({gpu.name for gpu in facts.gpus})
+    for name in names:
+        alike = [gpu for gpu in facts.gpus if gpu.name == name]
+        size = f"{_least_gib(alike):.1f} GiB"
+        yield f"{len(alike)} x {name}, {size}, driver {alike[0].driver}{_joined(facts)}"
+        if find_accelerator(name) is None:
+            why = "not in hardware/accelerators.json, so its speed can't be predicted"
+            yield f"{name}: {unsupported(name) or why}"
+    if len(names) > 1:
+        yield (
+            "the GPU models differ: ranks wait for the slowest GPU; select one model with "
+            "CUDA_VISIBLE_DEVICES or gres"
+        )
+
+
+def _sliced(facts: Facts) -> str:
+    return f"MIG splits its GPUs into {facts.slices} slices, but a rank needs a whole GPU"
+
+
+def _least_gib(gpus: Iterable[Gpu]) -> float:
+    return min(gpu.memory_mib for gpu in gpus) / 2**10
 
 
 def _joined(facts: Facts) -> str:
@@ -152,26 +160,31 @@ def differing(facts: Facts, fleet: Fleet) -> Iterator[str]:
     kind = fleet.node_type
     if kind is None or kind.kind != "cuda" or not facts.gpus or kind.accelerator is None:
         return
-    row, names = row_of(facts), ", ".join(sorted({gpu.name for gpu in facts.gpus}))
-    if (row is None and kind.owned) or (row is not None and row.words != kind.accelerator.words):
-        yield f"its GPUs are {names}, but the config has {kind.accelerator.label}"
-    elif (
-        least := min(gpu.memory_mib for gpu in facts.gpus) / 2**10
-    ) < LESS * kind.accelerator.memory_gib:
-        yield f"its GPUs have {least:.1f} GiB, but the config has {kind.accelerator.name}"
+    row, wanted, least = row_of(facts), kind.accelerator, _least_gib(facts.gpus)
+    names = ", ".join(sorted({gpu.name for gpu in facts.gpus}))
+    if (row.words != wanted.words) if row else kind.owned:
+        yield f"its GPUs are {names}, but the config has {wanted.label}"
+    elif least < LESS * wanted.memory_gib:
+        yield f"its GPUs have {least:.1f} GiB, but the config has {wanted.name}"
     if facts.slices:
-        yield f"MIG splits its GPUs into {facts.slices} slices, but a rank needs a whole GPU"
-    if kind.owned and fleet.nodes > 1 and kind.fabric in RDMA:
-        ports, words = fastest(facts.ports, kind.fabric), WORDS[kind.fabric]
-        carried = sum(port.gbps for port in ports)
-        if not ports:
-            down = ", ".join(port.adapter for port in facts.ports if port.fabric == kind.fabric)
-            yield (
-                f"it has no active {words} port{f' ({down}: down)' if down else ''}, but the "
-                f"config has {kind.fabric}"
-            )
-        elif not kind.assumed and carried < LESS * kind.network_gbps:
-            yield (
-                f"its {len(ports)} {words} ports have {carried:g} Gbit/s in total, but the config "
-                f"has {kind.network_gbps:g}"
-            )
+        yield _sliced(facts)
+    if fleet.nodes > 1:
+        yield from _differing_ports(facts, kind)
+
+
+def _differing_ports(facts: Facts, kind: NodeType) -> Iterator[str]:
+    if not kind.owned or kind.fabric not in RDMA:
+        return
+    ports, words = fastest(facts.ports, kind.fabric), WORDS[kind.fabric]
+    carried = sum(port.gbps for port in ports)
+    if not ports:
+        down = ", ".join(port.adapter for port in facts.ports if port.fabric == kind.fabric)
+        yield (
+            f"it has no active {words} port{f' ({down}: down)' if down else ''}, but the "
+            f"config has {kind.fabric}"
+        )
+    elif not kind.assumed and carried < LESS * kind.network_gbps:
+        yield (
+            f"its {len(ports)} {words} ports have {carried:g} Gbit/s in total, but the config "
+            f"has {kind.network_gbps:g}"
+        )

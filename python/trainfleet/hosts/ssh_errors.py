@@ -41,52 +41,54 @@ def explain(
     """
     import paramiko
 
-    login = f"{host.user or ssh.user}@{host.address}" if host.user or ssh.user else host.address
+    user = host.user or ssh.user
+    login = f"{user}@{host.address}" if user else host.address
     try_it = _attempt(host, ssh, login, proxy)
     match error:
         case JumpFailed(jump, Exception() as cause):
             failure = explain(jump, ssh, known, cause, seconds)
             return replace(failure, message=f"the jump host {jump}: {failure.message}")
-        case RevokedKey():
-            return HostFailure(
-                "host-key", f"{_key(host, error)} is marked @revoked", forget(host, known)
-            )
-        case UnknownKey():
-            then = "run make setup to confirm it, or add it to fleet.ssh.fingerprints"
-            signed = (
-                "; trainfleet does not check certificates (@cert-authority)"
-                if known.has_authority(error.name)
-                else ""
-            )
-            return HostFailure("unknown-key", f"{_key(host, error)} is not known yet{signed}", then)
-        case paramiko.BadHostKeyException():
-            return HostFailure(
-                "host-key",
-                "its host key differs from the known one: reinstalled, or another host answers",
-                forget(host, known),
-            )
+        case UnknownKey() | paramiko.BadHostKeyException():
+            return _explain_key(host, known, error)
         case paramiko.PasswordRequiredException():
             return locked(ssh)
-        case paramiko.AuthenticationException() if not is_late(error):
+        case _ if is_late(error):
+            return HostFailure("timeout", f"no answer within {seconds:.0f} s", try_it)
+        case paramiko.AuthenticationException():
             return HostFailure(
                 "auth",
                 f"it rejected the SSH key of {login}",
                 f"run {try_it}, then check fleet.ssh.user and fleet.ssh.key",
             )
         case socket.gaierror():
-            then = f"run getent hosts {host.address}, then check fleet.hosts"
-            return HostFailure("name", f"its address {host.address} does not resolve", then)
-        case _ if is_late(error):
-            return HostFailure("timeout", f"no answer within {seconds:.0f} s", try_it)
-        case TooMuch():
             return HostFailure(
-                "untrue", f"its answer is too long: more than {MOST_SAID >> 20} MiB", try_it
+                "name",
+                f"its address {host.address} does not resolve",
+                f"run getent hosts {host.address}, then check fleet.hosts",
             )
+        case TooMuch():
+            why = f"its answer is too long: more than {MOST_SAID >> 20} MiB"
+            return HostFailure("untrue", why, try_it)
         case LinkLost() | EOFError() | ConnectionResetError():
             return HostFailure("lost", f"the connection was lost after {seconds:.1f} s", try_it)
         case paramiko.SSHException() | OSError():
             return HostFailure("down", f"can't be reached ({_words(error)})", try_it)
     raise error
+
+
+def _explain_key(host: Host, known: KnownHosts, error: Exception) -> HostFailure:
+    """Explains why a host's key is not trusted."""
+    if isinstance(error, RevokedKey):
+        why = f"{_key(host, error)} is marked @revoked"
+        return HostFailure("host-key", why, forget(host, known))
+    if not isinstance(error, UnknownKey):
+        why = "its host key differs from the known one: reinstalled, or another host answers"
+        return HostFailure("host-key", why, forget(host, known))
+    why = f"{_key(host, error)} is not known yet"
+    if known.has_authority(error.name):
+        why += "; trainfleet does not check certificates (@cert-authority)"
+    then = "run make setup to confirm it, or add it to fleet.ssh.fingerprints"
+    return HostFailure("unknown-key", why, then)
 
 
 def _key(host: Host, error: UnknownKey) -> str:

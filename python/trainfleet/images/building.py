@@ -144,28 +144,9 @@ def build(recipe: ImageRecipe, builder: Builder, commit: str, say: Say) -> Found
         return require(found, recipe)
     newest = newest_of(recipe, builder)
     rebuilt = recipe.rebuilt(newest[1]) if newest else list(recipe.layers)
-    kept = (
-        f"; other layers reused from {newest[0]}"
-        if newest and len(rebuilt) < len(recipe.layers)
-        else ""
-    )
-    say(f"layers to rebuild: {', '.join(rebuilt)}{kept}")
-    layers = " ".join(f"{name}={made}" for name, made in recipe.layers.items())
-    # buildah warns about each missing argument.
-    unset = {name: "" for _, names in PARTS.values() for name in names}
-    arguments = (
-        unset
-        | dict(recipe.arguments)
-        | {"TAG": recipe.tag, "LOCK": recipe.lock, "COMMIT": commit, "LAYERS": layers}
-    )
-    with (
-        tempfile.TemporaryDirectory(prefix="trainfleet-image-") as folder,
-        secrets_in(Path(folder), say) as secrets,
-    ):
-        context = Path(folder) / "context"
-        write_context(recipe, context)
-        words = builder.build(recipe.reference, arguments, secrets, str(context))
-        run_builder(builder, words, "can't build the image", TROUBLES, recipe.base)
+    reused = f"; other layers reused from {newest[0]}" if newest else ""
+    say(f"layers to rebuild: {', '.join(rebuilt)}{reused * (len(rebuilt) < len(recipe.layers))}")
+    _run_build(recipe, builder, commit, say)
     found = builder.find(recipe.reference)
     if found is None:
         raise ImageError(
@@ -178,6 +159,22 @@ def build(recipe: ImageRecipe, builder: Builder, commit: str, say: Say) -> Found
         raise
     say(f"built {recipe.reference}: {describe(found)}")
     return found
+
+
+def _run_build(recipe: ImageRecipe, builder: Builder, commit: str, say: Say) -> None:
+    layers = " ".join(f"{name}={made}" for name, made in recipe.layers.items())
+    # buildah warns about each missing argument.
+    unset = {name: "" for _, names in PARTS.values() for name in names}
+    own = {"TAG": recipe.tag, "LOCK": recipe.lock, "COMMIT": commit, "LAYERS": layers}
+    with (
+        tempfile.TemporaryDirectory(prefix="trainfleet-image-") as folder,
+        secrets_in(Path(folder), say) as secrets,
+    ):
+        context = Path(folder) / "context"
+        write_context(recipe, context)
+        arguments = unset | dict(recipe.arguments) | own
+        words = builder.build(recipe.reference, arguments, secrets, str(context))
+        run_builder(builder, words, "can't build the image", TROUBLES, recipe.base)
 
 
 def require(found: FoundImage, recipe: ImageRecipe) -> FoundImage:

@@ -1,5 +1,5 @@
 """Manages the image repository in ECR: image scans, immutable tags, lifecycle rules, and pushes
-that never overwrite images.
+that never overwrite images. Also pulls a job's image on hosts.
 
 A failed push does not leave a tag, because ECR stores layers before the manifest that refers to
 them. Source: https://docs.aws.amazon.com/AmazonECR/latest/userguide/.
@@ -10,15 +10,18 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..cloud.calls import Calls, passing
 from ..cloud.repository import GONE, HOST, NAME, held_as, holders
 from ..cloud.template_inputs import pairs
-from ..trust.errors import CloudError, ImageError, InputError
+from ..hosts.host_results import Host, by_host
+from ..hosts.transport import Transport
+from ..trust.errors import BackendError, CloudError, ImageError, InputError
 from ..trust.untrusted_input import parse_json
-from .builders import Builder, FoundImage, ImageRecipe, last_line
+from .builders import ARCHITECTURE, Builder, FoundImage, ImageRecipe, last_line
 from .building import PUSHES, Say, run_builder
 
 MANIFESTS = [
@@ -292,3 +295,68 @@ def require_content(stored: FoundImage, recipe: ImageRecipe, where: str) -> None
             next=f"remove it: aws ecr batch-delete-image --repository-name {NAME} --image-ids "
             f"imageTag={tag}",
         )
+
+
+PULL_TIMEOUT = 1800.0  # timeout in seconds; long, because CUDA images are several GB in size
+LABELS = """{{.Architecture}} {{index .Config.Labels "trainfleet.lock"}}"""
+LOOK = f"docker image inspect --format '{LABELS}'"
+NOBODY = ("", "<no value>")  # lock labels of images that trainfleet did not build
+
+
+def pull(transport: Transport, hosts: Sequence[Host], image: str, lock: str) -> None:
+    """Pulls the image on every host that lacks it.
+
+    The ECR token is passed through stdin, which keeps it off command lines and out of permanent
+    files.
+
+    Raises:
+        BackendError: a host can't pull the image, or the image does not match the config's
+            platform. The message lists all problems by host.
+    """
+    registry = Registry.of(image)
+    _, token = registry.token() if registry else ("", "")
+    words = pull_words(image, registry.host if registry else "")
+    answers = transport.run(words, stdin=token, timeout=PULL_TIMEOUT, hosts=hosts)
+    answers.require(
+        f"{image} can't be pulled",
+        then="run docker pull on the host for details; if Docker is missing, set "
+        "fleet.install_docker: true and run make setup",
+    )
+    said = {host: answer.stdout.strip().rpartition("\n")[2] for host, answer in answers.ok.items()}
+    wrong = {host: against for host, found in said.items() if (against := misfit(found, lock))}
+    if wrong:
+        raise BackendError(
+            by_host(f"{image} does not match the hosts or the config", wrong),
+            next="set fleet.container: build, then run make push",
+        )
+
+
+def pull_words(image: str, registry: str) -> str:
+    """Returns a shell command that inspects the image, after pulling it if it is missing."""
+    look = f"{LOOK} {shlex.quote(image)}"
+    fetch = f"docker pull --quiet {shlex.quote(image)} > /dev/null"
+    if registry:
+        own = (
+            "DOCKER_CONFIG=$(mktemp -d) && export DOCKER_CONFIG && trap 'rm -rf "
+            '"$DOCKER_CONFIG"\' EXIT'
+        )
+        fetch = (
+            f"{own} && docker login --username AWS --password-stdin {shlex.quote(registry)} > "
+            f"/dev/null && {fetch}"
+        )
+    return f"{look} 2> /dev/null || {{ {fetch} && {look}; }}"
+
+
+def misfit(words: str, lock: str) -> str:
+    """Returns why an image with this architecture and lock label is unusable, or "" if it is
+    usable.
+    """
+    architecture, _, theirs = words.partition(" ")
+    if architecture != ARCHITECTURE:
+        return (
+            f"it is built for {architecture or 'an unknown architecture'}, but the hosts are "
+            f"{ARCHITECTURE}"
+        )
+    if theirs not in (*NOBODY, lock):
+        return f"its versions are {theirs}, but the config's platform has {lock}"
+    return ""

@@ -26,7 +26,7 @@ from ..plan.job import Request, tokenize_job, train_job
 from ..plan.plan import Plan
 from ..report.live import Live, TokenizeLive
 from ..report.summary import status
-from ..run import run_folder
+from ..run import records, run_folder
 from ..trust.errors import BackendError, JobFailed
 from ..watch.budget import Budget
 from ..watch.monitor import ENDS, STILL, STUCK, Sequel, Watch
@@ -260,7 +260,7 @@ class Launch:
             return self._tokenize(request, handle)
         if not handle:
             record_launch(self.run, request)
-        logged = lambda: sum(run_folder.size_of(log) for log in request.logs)  # noqa: E731
+        logged = lambda: sum(records.size_of(log) for log in request.logs)  # noqa: E731
         # A compile job prints little, so log size serves as its progress.
         told = {"progress": logged, "still": lambda: COMPILES} if request.job.ahead else {}
         live = Live(self.run, self.config.train.steps)

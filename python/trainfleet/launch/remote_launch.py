@@ -28,7 +28,7 @@ from ..plan.estimate import PAID, Bill
 from ..plan.plan import Plan
 from ..report import html
 from ..report.summary import print_summary
-from ..run import run_folder
+from ..run import records, run_folder
 from ..run.run_folder import Run
 from ..trust.errors import BackendError, ConfigError, RunError
 from ..watch.budget import Budget
@@ -291,13 +291,13 @@ class LauncherLogs:
 
     def from_now_on(self) -> Self:
         """Skips all existing lines."""
-        self.shown = {log: run_folder.size_of(log) for log in self.logs}
+        self.shown = {log: records.size_of(log) for log in self.logs}
         return self
 
     def show(self) -> None:
         """Prints new complete lines without their timestamps."""
         for log in self.logs:
-            lines, self.shown[log] = run_folder.whole_lines(log, self.shown.get(log, 0))
+            lines, self.shown[log] = records.whole_lines(log, self.shown.get(log, 0))
             for line in lines:
                 print(line.decode(errors="replace").partition(" | ")[2], flush=True)
 

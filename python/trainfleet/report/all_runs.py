@@ -28,8 +28,8 @@ from urllib.parse import quote
 
 from ..config.key import NAME
 from ..run import records
-from ..run.records import check_metric
-from ..run.run_folder import Record, Run, logs_of, size_of, whole_lines
+from ..run.records import check_metric, size_of, whole_lines
+from ..run.run_folder import Record, Run, logs_of
 from ..storage import s3, sync_rules
 from ..storage.folder_sync import FolderSync
 from ..trust import untrusted_input

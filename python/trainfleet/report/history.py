@@ -15,8 +15,8 @@ from ..health import fence
 from ..health.heartbeat_format import PHASES, Beat, read_beats, stage
 from ..health.lease import FILE as LEASE
 from ..health.lease import read_holder, read_launching
-from ..run.records import check_metric
-from ..run.run_folder import Feed, Lines, Record, Run, is_locked, size_of
+from ..run.records import Feed, Lines, check_metric, size_of
+from ..run.run_folder import Record, Run, is_locked
 from ..trust import untrusted_input
 from ..trust.errors import InputError
 from ..watch.time_accounting import ledger

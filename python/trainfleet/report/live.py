@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Self, TextIO
 from ..health import fence
 from ..health.heartbeat_format import newest_step
 from ..process.processes import die_with_parent
-from ..run.records import SOURCE_LOSS, check_metric
-from ..run.run_folder import Feed, Lines, Record, Run
+from ..run.records import SOURCE_LOSS, Feed, Lines, check_metric
+from ..run.run_folder import Record, Run
 from ..trust.errors import S3Error
 from ..trust.safe_output import discard, shown, unguarded
 from .history import by_name, clock, decimal, describe, duration, number, percent, quantity

@@ -13,11 +13,15 @@ Readers merge the files by time (`merge`). Runs in format 1 have a single file, 
 
 from __future__ import annotations
 
+import os
 import platform
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Annotated, Any, Literal, Required, TypedDict
 
+from ..trust import untrusted_input
 from ..trust.errors import InputError
 from ..trust.untrusted_input import show
 from ..trust.validation import Count, Moment, Name, Range, fit
@@ -208,3 +212,96 @@ def merge(files: Iterable[Iterable[Mapping[str, Any]]]) -> list[dict[str, Any]]:
                 timed.append((latest, line))
     timed.sort(key=lambda pair: pair[0])
     return [line for _, line in timed]
+
+
+# Maximum size of a .jsonl file in bytes, enough for ten million lines.
+LARGEST_LOG = 4096 * untrusted_input.MEBIBYTE
+CHUNK = 64 * untrusted_input.MEBIBYTE  # maximum number of bytes to read from a growing file at once
+
+
+def size_of(path: Path) -> int:
+    """Returns a file's size in bytes, or 0 if it does not exist.
+
+    Opens the file to query the file server, because stat alone may return a cached size.
+    """
+    try:
+        with os.fdopen(
+            untrusted_input.opener(str(path), os.O_RDONLY | os.O_NONBLOCK), "rb"
+        ) as file:
+            return os.fstat(file.fileno()).st_size
+    except OSError as error:
+        # Readers report symbolic links, so links count as missing here.
+        if isinstance(error, FileNotFoundError) or untrusted_input.is_in_the_way(error):
+            return 0
+        raise
+
+
+def whole_lines(path: Path, start: int) -> tuple[list[bytes], int]:
+    """Returns the complete lines after byte `start` of a growing file, and the position where they
+    end.
+
+    Returns no lines if the file does not exist. Reads at most CHUNK bytes and splits longer lines.
+    """
+    try:
+        with untrusted_input.open_regular(path) as file:
+            file.seek(start)
+            chunk = file.read(CHUNK)
+    except FileNotFoundError:
+        return [], start
+    whole = chunk[: chunk.rfind(b"\n") + 1] or (chunk if len(chunk) == CHUNK else b"")
+    return whole.splitlines(), start + len(whole)
+
+
+class Lines:
+    """A .jsonl file that is still being written. `new()` returns the records since the previous
+    call.
+
+    With `tail`, the first call returns only the records in the file's last `tail` bytes.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        check: Callable[[Any], dict[str, Any]] = require_object,
+        *,
+        tail: int | None = None,
+    ) -> None:
+        self.path, self.check = path, check
+        self.offset = 0 if tail is None else max(0, size_of(path) - tail)
+
+    def new(self) -> list[dict[str, Any]]:
+        """Returns the new records. Skips invalid lines, which are reported when the finished file
+        is read.
+        """
+        # A resumed run has truncated the file.
+        if self.path.exists() and self.path.stat().st_size < self.offset:
+            self.offset = 0
+        found: list[dict[str, Any]] = []
+        while self.offset < LARGEST_LOG:
+            lines, end = whole_lines(self.path, self.offset)
+            if end == self.offset:
+                break
+            for line in lines:
+                with suppress(InputError):
+                    found.append(self.check(untrusted_input.parse_line(line, "")))
+            self.offset = end
+        return found
+
+
+class Feed:
+    """Events of an active run. `new()` returns all writers' events since the previous call, sorted
+    by time. With `tail`, the first call returns only those in each file's last `tail` bytes.
+    """
+
+    def __init__(self, folder: Path, *, tail: int | None = None) -> None:
+        self.folder, self.files = folder, dict[Path, Lines]()
+        for path in self._paths() if tail is not None else ():
+            self.files[path] = Lines(path, check_event, tail=tail)
+
+    def new(self) -> list[dict[str, Any]]:
+        return merge(
+            [self.files.setdefault(path, Lines(path, check_event)).new() for path in self._paths()]
+        )
+
+    def _paths(self) -> list[Path]:
+        return [self.folder / "events.jsonl", *sorted((self.folder / "events").glob("*.jsonl"))]

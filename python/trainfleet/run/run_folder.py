@@ -38,7 +38,7 @@ from ..trust.errors import InputError, RunError
 from ..trust.redaction import hide_all
 from ..trust.validation import fit
 from . import contents, records
-from .records import Results, check_event, check_metric, require_object
+from .records import LARGEST_LOG, Feed, Results, check_metric, require_object
 
 RUNS = Path("runs")
 DATA = Path("data")
@@ -50,9 +50,6 @@ COMPILED = Path(".compiled")  # torch.compile cache, which can be regenerated
 LOCK = contents.LOCK.name
 LOG = re.compile(r"(?:node|engine)-([0-9]{1,9})\.log")
 ENGINE = "engine:"  # prefix of a stop file written by a scheduler rather than a user
-# Maximum size of a .jsonl file in bytes, enough for ten million lines.
-LARGEST = 4096 * untrusted_input.MEBIBYTE
-MOST = 64 * untrusted_input.MEBIBYTE  # maximum number of bytes to read from a growing file at once
 Record = dict[str, Any]
 
 
@@ -243,41 +240,29 @@ def no_place(folder: Path) -> str:
     return "" if os.access(there, os.W_OK | os.X_OK) else f"{there} is not writable"
 
 
+REMEDIES = {
+    errno.ENOSPC: "free some space (df -h .), then run the same command again",
+    errno.EFBIG: (
+        "run ulimit -f unlimited to remove the file size limit, then run the same command again"
+    ),
+    errno.EROFS: (
+        "use a writable folder; the disk of this one is mounted read-only (findmnt -T {folder})"
+    ),
+    **dict.fromkeys(
+        (errno.EISDIR, errno.ENOTDIR, errno.ELOOP),
+        "check what is at this path: ls -ld {folder} {path}",
+    ),
+}
+
+
 def unwritable(path: Path, error: OSError) -> RunError:
     """Returns the error for an unwritable path, with its cause and a remedy."""
-    why = error.strerror or str(error)
-    remedy = f"make {path.parent} writable for your user: ls -ld {path.parent}"
-    if error.errno == errno.ENOSPC:
-        remedy = "free some space (df -h .), then run the same command again"
-    elif error.errno == errno.EFBIG:
-        remedy = (
-            "run ulimit -f unlimited to remove the file size limit, then run the same command again"
-        )
-    elif error.errno == errno.EROFS:
-        remedy = (
-            "use a writable folder; the disk of this one is mounted read-only (findmnt "
-            f"-T {path.parent})"
-        )
-    elif error.errno in (errno.EISDIR, errno.ENOTDIR, errno.ELOOP):
-        remedy = f"check what is at this path: ls -ld {path.parent} {path}"
-    return RunError(f"can't write {path}", why=why, next=remedy)
-
-
-def size_of(path: Path) -> int:
-    """Returns a file's size in bytes, or 0 if it does not exist.
-
-    Opens the file to query the file server, because stat alone may return a cached size.
-    """
-    try:
-        with os.fdopen(
-            untrusted_input.opener(str(path), os.O_RDONLY | os.O_NONBLOCK), "rb"
-        ) as file:
-            return os.fstat(file.fileno()).st_size
-    except OSError as error:
-        # Readers report symbolic links, so links count as missing here.
-        if isinstance(error, FileNotFoundError) or untrusted_input.is_in_the_way(error):
-            return 0
-        raise
+    then = REMEDIES.get(error.errno or 0, "make {folder} writable for your user: ls -ld {folder}")
+    return RunError(
+        f"can't write {path}",
+        why=error.strerror or str(error),
+        next=then.format(folder=path.parent, path=path),
+    )
 
 
 def make_folder(folder: Path) -> None:
@@ -376,15 +361,14 @@ def _whole(line: bytes) -> Any:
 def _open(path: Path) -> BinaryIO:
     """Opens a run's .jsonl file.
 
-    Raises the errors of `untrusted_input.open_regular`, and InputError if the file exceeds LARGEST
-    bytes.
+    Raises the errors of `untrusted_input.open_regular`, and InputError if the file is too large.
     """
     stream = untrusted_input.open_regular(path)
-    if os.fstat(stream.fileno()).st_size <= LARGEST:
+    if os.fstat(stream.fileno()).st_size <= LARGEST_LOG:
         return stream
     stream.close()
     raise InputError(
-        f"is larger than {LARGEST // 2**30} GiB, more than any run writes",
+        f"is larger than {LARGEST_LOG // 2**30} GiB, more than any run writes",
         where=str(path),
         next=remedy(path),
     )
@@ -400,78 +384,6 @@ def _checked(record: Any, check: Callable[[Any], Record], path: Path, number: in
             key=error.key,
             next=f"correct the line, or remove it: sed -i {number}d {path}",
         ) from error
-
-
-def whole_lines(path: Path, start: int) -> tuple[list[bytes], int]:
-    """Returns the complete lines after byte `start` of a growing file, and the position where they
-    end.
-
-    Returns no lines if the file does not exist. Reads at most MOST bytes per call and splits longer
-    lines.
-    """
-    try:
-        with untrusted_input.open_regular(path) as file:
-            file.seek(start)
-            chunk = file.read(MOST)
-    except FileNotFoundError:
-        return [], start
-    whole = chunk[: chunk.rfind(b"\n") + 1] or (chunk if len(chunk) == MOST else b"")
-    return whole.splitlines(), start + len(whole)
-
-
-class Lines:
-    """A .jsonl file that is still being written. `new()` returns the records since the previous
-    call.
-
-    With `tail`, the first call returns only the records in the file's last `tail` bytes.
-    """
-
-    def __init__(
-        self,
-        path: Path,
-        check: Callable[[Any], Record] = require_object,
-        *,
-        tail: int | None = None,
-    ) -> None:
-        self.path, self.check = path, check
-        self.offset = 0 if tail is None else max(0, size_of(path) - tail)
-
-    def new(self) -> list[Record]:
-        """Returns the new records. Skips invalid lines, which are reported when the finished file
-        is read.
-        """
-        # A resumed run has truncated the file.
-        if self.path.exists() and self.path.stat().st_size < self.offset:
-            self.offset = 0
-        found: list[Record] = []
-        while self.offset < LARGEST:
-            lines, end = whole_lines(self.path, self.offset)
-            if end == self.offset:
-                break
-            for line in lines:
-                with suppress(InputError):
-                    found.append(self.check(untrusted_input.parse_line(line, "")))
-            self.offset = end
-        return found
-
-
-class Feed:
-    """Events of an active run. `new()` returns all writers' events since the previous call, sorted
-    by time. With `tail`, the first call returns only those in each file's last `tail` bytes.
-    """
-
-    def __init__(self, folder: Path, *, tail: int | None = None) -> None:
-        self.folder, self.files = folder, dict[Path, Lines]()
-        for path in self._paths() if tail is not None else ():
-            self.files[path] = Lines(path, check_event, tail=tail)
-
-    def new(self) -> list[Record]:
-        return records.merge(
-            [self.files.setdefault(path, Lines(path, check_event)).new() for path in self._paths()]
-        )
-
-    def _paths(self) -> list[Path]:
-        return [self.folder / "events.jsonl", *sorted((self.folder / "events").glob("*.jsonl"))]
 
 
 def take_lock(folder: Path) -> TextIO | None:

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from ..process.node_log import say
-from ..run.run_folder import size_of
+from ..run.records import size_of
 from ..trust import untrusted_input
 from ..trust.safe_output import install
 from .s3_sync_agent import await_end

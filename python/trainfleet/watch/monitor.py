@@ -16,7 +16,8 @@ from ..health import fence
 from ..health.watchdog import Alarm, Limits, Sentry
 from ..plan.fabric_environment import judge_nccl
 from ..plan.job import Request
-from ..run.run_folder import Run, node_log, size_of
+from ..run.records import size_of
+from ..run.run_folder import Run, node_log
 from ..trust import untrusted_input
 from ..trust.errors import BackendError
 from .budget import Budget

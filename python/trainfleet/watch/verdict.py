@@ -16,7 +16,7 @@ from ..health import fence
 from ..health.heartbeat_format import Beat, read_beats
 from ..node.supervisor import ASKED, LATE, SEVERED, UNLOGGED
 from ..plan.job import Request
-from ..run import run_folder
+from ..run import records, run_folder
 from ..run.claims import look_again
 from .causes import CAUSES, Cause, Then
 from .diagnosis import Diagnosis, diagnose, quote
@@ -55,7 +55,7 @@ def start_now(request: Request) -> Start:
     """Returns the Start of an attempt that begins now."""
     logs = (*request.logs, request.job_log)
     look_again(*{log.parent for log in logs})
-    return Start(time.time(), {log: size for log in logs if (size := run_folder.size_of(log))})
+    return Start(time.time(), {log: size for log in logs if (size := records.size_of(log))})
 
 
 @dataclass(frozen=True)

@@ -63,10 +63,11 @@ def partitions(engine: SlurmClient, slurm: SlurmConfig) -> list[Partition]:
     """
     rows = read_partitions(engine.run("scontrol", "--oneliner", "show", "partition"))
     asked = set(filter(None, (slurm.partition or "").split(",")))
-    known = ", ".join(row.name for row in rows)
+    names = [row.name for row in rows]
+    known = ", ".join(names)
     chosen = [row for row in rows if (row.name in asked if asked else row.is_default)]
     then = f"make plan SET='{PARTITION}={rows[0].name}'" if rows else "sinfo"
-    if unknown := sorted(asked - {row.name for row in rows}):
+    if unknown := sorted(asked - {*names}):
         raise BackendError(
             f"partition {', '.join(unknown)} does not exist; the cluster has {known}",
             where=PARTITION,

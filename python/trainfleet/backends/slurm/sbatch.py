@@ -171,23 +171,27 @@ def _threads(job: Job) -> Iterator[str]:
 def _body(config: Config, job: Job, ground: Ground, words: Iterable[str]) -> Iterator[str]:
     watched = job.nodes * job.ranks_per_node if job.beats else 0
     node = ["sh", "-c", quote(NODE.format(exit=EXIT, watch=WATCH, ranks=watched)), '"$mine"']
-    step = fold(
-        [*_srun(config, job, ground, job.nodes), *node, *map(quote, [ground.python, *words])],
-        WIDTH,
-    )
-    notice = ASK.format(engine=run_folder.ENGINE) if job.beats else TERMINATE
+    own = [*node, *map(quote, [ground.python, *words])]
+    step = fold([*_srun(config, job, ground, job.nodes), *own], WIDTH)
     folder = quote(str(job.folder))
-    line = "\n".join([*_with_preflight(config, job, ground, step)])
-    start = contents.START.at(folder, job="$SLURM_JOB_ID", start="${SLURM_RESTART_COUNT:-0}")
-    claim = contents.CLAIM.at(folder, token=f"${{{TOKEN}:-by-hand-$SLURM_JOB_ID}}")
     yield BODY.format(
-        folder=folder, start=start, claim=claim, engine=run_folder.ENGINE, notice=notice, step=line
+        folder=folder,
+        start=contents.START.at(folder, job="$SLURM_JOB_ID", start="${SLURM_RESTART_COUNT:-0}"),
+        claim=contents.CLAIM.at(folder, token=f"${{{TOKEN}:-by-hand-$SLURM_JOB_ID}}"),
+        engine=run_folder.ENGINE,
+        notice=ASK.format(engine=run_folder.ENGINE) if job.beats else TERMINATE,
+        step="\n".join(_with_preflight(config, job, ground, step)),
     ).rstrip()
     if config.fleet.slurm.requeue:
-        judge = [ground.python, "-m", "trainfleet.launch.aftermath", str(job.folder)]
-        judged = " ".join([*_srun(config, job, ground, 1), *map(quote, judge), '"$mine" "$near"'])
-        yield AGAIN.format(judge=judged).rstrip()
+        yield _requeue(config, job, ground)
     yield 'exit "$code"'
+
+
+def _requeue(config: Config, job: Job, ground: Ground) -> str:
+    """Returns the lines that requeue the job if a retry or the time limit requires it."""
+    judge = [ground.python, "-m", "trainfleet.launch.aftermath", str(job.folder)]
+    words = [*_srun(config, job, ground, 1), *map(quote, judge), '"$mine" "$near"']
+    return AGAIN.format(judge=" ".join(words)).rstrip()
 
 
 def _with_preflight(
