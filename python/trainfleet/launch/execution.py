@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, TextIO
 
 from ..backends import Backend, backend_of
@@ -209,10 +209,9 @@ class Launch:
         job = load_job(self.run)
         if SUCCEEDS not in os.environ:
             return self._without_lost(job)
-        say = partial(print, flush=True)
         try:
             return when_nodes_return(
-                lambda: self._without_lost(job), self.is_stopped, say, time.sleep
+                lambda: self._without_lost(job), self.is_stopped, print, time.sleep
             )
         except BackendError as error:
             if self.is_stopped():
@@ -254,7 +253,7 @@ class Launch:
                 if request.job.after
                 else "is still running from the previous launch"
             )
-            print(f"{self.run.name} {how}", flush=True)
+            print(f"{self.run.name} {how}")
         if request.job.kind == "tokenize":
             return self._tokenize(request, handle)
         if not handle:

@@ -67,7 +67,7 @@ def stop(place: Place, run: Run, variables: Variables) -> bool:
     The timeout is PATIENCE seconds without progress, or LONGEST seconds in total.
     """
     place.ask_to_stop()
-    print(f"asked {run.name} to stop at its next step, with a checkpoint", flush=True)
+    print(f"asked {run.name} to stop at its next step, with a checkpoint")
     began = heard = time.monotonic()
     before = bytes_written(run)
     while place.is_running() or nodes_at_work(variables):
@@ -185,10 +185,7 @@ def end(variables: Variables) -> None:
     backend.stop(handle, at_once=True)
     require_known(run, handle, backend.status(handle))
     if handle.hosts:
-        print(
-            f"no process of {run.name} is running on the fleet's {len(handle.hosts)} hosts",
-            flush=True,
-        )
+        print(f"no process of {run.name} is running on the fleet's {len(handle.hosts)} hosts")
 
 
 def config_known(run: Run, variables: Variables) -> Config | None:

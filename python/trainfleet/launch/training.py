@@ -73,7 +73,7 @@ def require_same(config: Config, run: Run) -> None:
     # here.
     in_bucket = (config.checkpoint.path or "").startswith(SCHEME)
     for line in preflight.resumption(config, run):
-        print(f"{line}\n" * in_bucket, end="", flush=True)
+        print(f"{line}\n" * in_bucket, end="")
 
 
 def mend_finished(plan: Plan, run: Run) -> None:
@@ -123,7 +123,7 @@ def _led(launch: Launch) -> int | None:
         return lead(launch)
     except CutOff as error:
         launch.lease.leave()
-        print(error, flush=True)
+        print(error)
         return None
     except TrainfleetError:
         launch.lease.confirm()

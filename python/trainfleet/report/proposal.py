@@ -243,7 +243,7 @@ def _memory(config: Config, needs: Estimate) -> str:
 def _speed(
     config: Config, needs: Estimate, peak: float, seconds: float
 ) -> Iterator[tuple[str, str]]:
-    """Yields the throughput, the MFU and the time, each with what it is based on."""
+    """Yields the throughput, the MFU and the time, each with its basis."""
     ranks, steps = config.world_size, config.train.steps
     speed = config.step_tokens * steps / seconds
     mfu = needs.step_flops * steps / (peak * seconds)
