@@ -23,6 +23,7 @@ from ..health.lease import SUCCEEDS, Lease, led_already, newest_holder
 from ..node.placement import require_numbers
 from ..plan.job import Request, tokenize_job, train_job
 from ..plan.plan import Plan
+from ..process.processes import Interrupts
 from ..report.live import Live, TokenizeLive
 from ..report.summary import status
 from ..run import run_folder
@@ -30,7 +31,6 @@ from ..trust.errors import BackendError, JobFailed
 from ..watch.budget import Budget
 from ..watch.monitor import ENDS, STILL, STUCK, Sequel, Watch
 from ..watch.retry_loop import Attempts, first_that_fits, when_nodes_return
-from ..watch.signals import Interrupts
 from .launching import leads
 
 # Environment variable that marks processes on a fleet's head (backends/head.py).

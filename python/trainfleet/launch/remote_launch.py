@@ -26,6 +26,7 @@ from ..hosts.host_results import Host, by_host, grouped, names
 from ..hosts.preflight import PreflightReport, examine
 from ..plan.estimate import PAID, Bill
 from ..plan.plan import Plan
+from ..process.processes import SIGNALS
 from ..report import html
 from ..report.summary import print_summary
 from ..run import run_folder
@@ -33,7 +34,6 @@ from ..run.run_folder import Run
 from ..trust.errors import BackendError, ConfigError, RunError
 from ..watch.budget import Budget
 from ..watch.monitor import ENDS
-from ..watch.signals import SIGNALS
 from . import execution
 from .launching import is_cancelled, leads
 

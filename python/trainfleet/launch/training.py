@@ -16,7 +16,7 @@ from ..health.lease import LEFT, Holder
 from ..plan.job import Request
 from ..plan.plan import Plan
 from ..process import install_paths
-from ..process.processes import run_module
+from ..process.processes import Interrupts, run_module
 from ..report import html, measurements, plots
 from ..report.summary import print_summary
 from ..run import run_folder
@@ -25,7 +25,6 @@ from ..storage.s3 import SCHEME
 from ..trust.errors import ConfigError, InputError, JobFailed, RunError, TrainfleetError
 from ..watch.budget import Budget
 from ..watch.monitor import CutOff, Sequel
-from ..watch.signals import Interrupts
 from ..watch.time_accounting import goodput, ledger
 from . import execution, preflight
 from .command import was_handed_over

@@ -244,7 +244,13 @@ def curve(axes: Axes, steps: list[int], values: list[float]) -> None:
 
 def line(axes: Axes, steps: list[int], values: list[float], colour: str, **style: Any) -> None:
     marker = "o" if len(steps) == 1 else ""  # a single point does not form a line
-    look = {"lw": 1.6, "marker": marker, "ms": 4, "clip_on": False, "rasterized": len(steps) > MANY}
+    look: dict[str, Any] = {
+        "lw": 1.6,
+        "marker": marker,
+        "ms": 4,
+        "clip_on": False,
+        "rasterized": len(steps) > MANY,
+    }
     axes.plot(steps, values, color=colour, **(look | style))
 
 
