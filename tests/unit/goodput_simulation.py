@@ -21,12 +21,12 @@ from trainfleet.config.goodput import NOTICED, foresee, stall_of
 from trainfleet.health import fence
 from trainfleet.health.heartbeat_format import Beat, write_beats
 from trainfleet.plan.job import Artifact, Job, Request
+from trainfleet.process.processes import Interrupts
 from trainfleet.run.run_folder import Run
 from trainfleet.trust.errors import BackendError
 from trainfleet.watch.budget import Budget
 from trainfleet.watch.monitor import Watch
 from trainfleet.watch.retry_loop import Attempts
-from trainfleet.watch.signals import Interrupts
 from trainfleet.watch.time_accounting import goodput, ledger
 
 NODES = 4

@@ -13,6 +13,7 @@ from trainfleet.backends.run_storage import Here
 from trainfleet.config import Settings, load
 from trainfleet.health import fence
 from trainfleet.plan.job import Artifact, Job, Request
+from trainfleet.process.processes import Interrupts
 from trainfleet.recipes import FOLDER
 from trainfleet.run import run_folder
 from trainfleet.run.run_folder import Run
@@ -21,7 +22,6 @@ from trainfleet.watch import monitor, retry_loop
 from trainfleet.watch.budget import Budget
 from trainfleet.watch.monitor import MonitoredAttempt, Watch
 from trainfleet.watch.retry_loop import Attempts
-from trainfleet.watch.signals import Interrupts
 from trainfleet.watch.verdict import Verdict
 
 

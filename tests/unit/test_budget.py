@@ -14,13 +14,13 @@ from trainfleet.config import Config, Settings, load
 from trainfleet.plan.estimate import Bill, estimate
 from trainfleet.plan.job import Artifact, Job, Request
 from trainfleet.plan.plan import make_plan
+from trainfleet.process.processes import Interrupts
 from trainfleet.recipes import FOLDER
 from trainfleet.run.run_folder import Run, append_line
 from trainfleet.trust.errors import ConfigError
 from trainfleet.watch import budget
 from trainfleet.watch.budget import Budget, node_hours
 from trainfleet.watch.monitor import MonitoredAttempt, Watch
-from trainfleet.watch.signals import Interrupts
 
 HOUR = 3600.0
 P5 = Bill(55.04)

@@ -15,11 +15,11 @@ import pytest
 
 from trainfleet.cli import VERBS, completion
 from trainfleet.plan.job import fold
+from trainfleet.process.processes import Interrupts
 from trainfleet.recipes import all_recipes
 from trainfleet.report.proposal import hung
 from trainfleet.run.records import Lines
 from trainfleet.run.run_folder import append_line, read_lines
-from trainfleet.watch.signals import Interrupts
 
 ROOT = Path(__file__).parents[2]
 

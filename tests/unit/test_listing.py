@@ -17,7 +17,7 @@ import torch
 from trainfleet.cli import main as command
 from trainfleet.config import Settings, dump_resolved, load
 from trainfleet.engine.generate import choose
-from trainfleet.launch.lm_eval import require_known
+from trainfleet.launch.run_location import require_known_tasks
 from trainfleet.process.install_paths import ROOT
 from trainfleet.report import json_output
 from trainfleet.trust.errors import ConfigError
@@ -146,12 +146,12 @@ def test_how_to_sample_is_checked(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_task_that_lm_eval_does_not_have_is_refused_with_the_nearest_it_has() -> None:
     known = ["hellaswag", "arc_easy", "arc_challenge", "winogrande"]
-    require_known("hellaswag, arc_easy,arc_*", known)
-    require_known("anything", [])  # it could not be asked
+    require_known_tasks("hellaswag, arc_easy,arc_*", known)
+    require_known_tasks("anything", [])  # it could not be asked
     with pytest.raises(
         ConfigError, match=r'TASKS: lm-eval has no task "helaswag"; nearest: hellaswag, '
     ) as told:
-        require_known("helaswag,arc_easy,nonsense", known)
+        require_known_tasks("helaswag,arc_easy,nonsense", known)
     assert len(told.value.problems) == 2
 
 

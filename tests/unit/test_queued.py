@@ -21,7 +21,7 @@ from trainfleet.config import Settings, dump_resolved, load
 from trainfleet.health import watchdog
 from trainfleet.plan.estimate import Bill
 from trainfleet.plan.job import Artifact, Job, Request
-from trainfleet.process.processes import identity
+from trainfleet.process.processes import Interrupts, identity
 from trainfleet.recipes import FOLDER
 from trainfleet.report.live import Live
 from trainfleet.report.summary import status as summary
@@ -29,7 +29,6 @@ from trainfleet.run.run_folder import Run
 from trainfleet.watch import budget, monitor
 from trainfleet.watch.budget import Budget
 from trainfleet.watch.monitor import AttemptOutcome, MonitoredAttempt, Watch
-from trainfleet.watch.signals import Interrupts
 
 QUARTER = 900.0  # seconds
 REASON = "(Resources): all 4 nodes of the partition are in use"

@@ -216,7 +216,7 @@ def eval(variables: Variables, started: float) -> int:
         message = "can't be combined with TASKS; lm-eval writes JSON to evaluation/ in the run"
         raise ConfigError.of("JSON", message, next="make eval JSON=1")
     if "TASKS" in variables:
-        from ..launch.lm_eval import evaluate
+        from ..launch.run_location import evaluate
 
         return evaluate(variables, variables["TASKS"])
     if (code := run_location.forwarded("eval", variables)) is not None:

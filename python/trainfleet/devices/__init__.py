@@ -44,8 +44,7 @@ def planned(kind: str) -> Device:
     if idle:
         print(
             f"{idle} accelerators of this node are idle, because ranks use the CPUs "
-            "(fleet.platform is cpu)",
-            flush=True,
+            "(fleet.platform is cpu)"
         )
     return opened(index())
 

@@ -230,12 +230,9 @@ class Monitor:
         if reading.uncorrected > before.uncorrected:
             print(
                 f"{TOOL}: {reading.uncorrected - before.uncorrected} uncorrectable memory errors "
-                "on this node",
-                flush=True,
+                "on this node"
             )
         if reading.errors:
             print(
-                f"{TOOL}: {reading.errors} executions failed, {reading.timed_out} of them timed "
-                "out",
-                flush=True,
+                f"{TOOL}: {reading.errors} executions failed, {reading.timed_out} of them timed out"
             )

@@ -91,7 +91,7 @@ def train(run: Run, config: Config, world: World, heart: Heart, loaded: float) -
     checkpoints = Checkpoints(run, config, dataset.identity, world)
     trainer = Trainer(config, samples_for(config, dataset), world, checkpoints, watch)
     faults.arm(run, trainer)
-    print(greeting(trainer), flush=True)
+    print(greeting(trainer))
     recorder = open_record(run, trainer, dataset) if world.first else None
     status = trainer.fit(recorder, vote)
     vote.settle()
@@ -112,7 +112,7 @@ def open_vote(run: Run, config: Config, world: World, heart: Heart) -> Vote:
 
     def reclaimed(notice: str) -> None:
         vote.heard = True
-        print(f"spot/instance-action: {notice}; all ranks save and exit", flush=True)
+        print(f"spot/instance-action: {notice}; all ranks save and exit")
         run.note("notice", node=world.node, notice=notice)
 
     if config.fleet.spot and first_of_node():
@@ -127,10 +127,7 @@ def leave_alone(run: Run, vote: Vote, world: World, seconds: float) -> None:
     """
     vote.heard = True
     if first_of_node():
-        print(
-            f"no launcher for {seconds:.0f} s, and no standby took over; all ranks save and exit",
-            flush=True,
-        )
+        print(f"no launcher for {seconds:.0f} s, and no standby took over; all ranks save and exit")
         run.note("orphaned", node=world.node, seconds=seconds)
 
 
@@ -150,7 +147,7 @@ def open_record(run: Run, trainer: Trainer, dataset: Dataset) -> Recorder:
         restarts=before.get("restarts", 0),
         **description(trainer, dataset),
     )
-    print(formula(trainer), flush=True)
+    print(formula(trainer))
     return recorder
 
 
@@ -277,7 +274,7 @@ def record_fault(run: Run, error: Exception, attempt: fence.Attempt) -> None:
     if isinstance(error, TrainfleetError):
         lines, message, why, remedy = list[str](), error.head, error.why, error.next
         if first_to_say(str(error)):
-            print(error, file=sys.stderr, flush=True)
+            print(error, file=sys.stderr)
     else:
         text = "".join(traceback.format_exception(error)).rstrip()
         lines = text.splitlines()[-TRACEBACK_LINES:]

@@ -120,8 +120,7 @@ class NoticePoller(threading.Thread):
         if not self.trouble:
             print(
                 f"can't read spot notices from {service()}: {trouble}; with fleet.spot, this "
-                "node may be reclaimed without warning",
-                flush=True,
+                "node may be reclaimed without warning"
             )
         self.trouble = trouble
 

@@ -244,7 +244,7 @@ class Heart:
 
     def _leave_for_good(self, words: str) -> None:
         with suppress(OSError):  # The rank must exit even if the log can't be written.
-            print(words, file=sys.stderr, flush=True)
+            print(words, file=sys.stderr)
         os._exit(FENCED)
 
     def _try(self, do: Callable[[], object]) -> None:
@@ -258,7 +258,7 @@ class Heart:
             if not self._complained:
                 self._complained = True
                 with suppress(OSError):
-                    print(f"no heartbeat could be written: {error}", file=sys.stderr, flush=True)
+                    print(f"no heartbeat could be written: {error}", file=sys.stderr)
 
 
 def _memory(folder: Path, node: int, order: int) -> Path:

@@ -416,7 +416,7 @@ class Lease:
 
 def _go(why: str) -> None:
     with suppress(OSError):  # the log may be on the failing disk
-        print(f"{why}; this launcher exits", file=sys.stderr, flush=True)
+        print(f"{why}; this launcher exits", file=sys.stderr)
     os._exit(LEFT)
 
 

@@ -58,7 +58,7 @@ def main(arguments: list[str]) -> int:
     folder, start = Path(arguments[0]), Path(arguments[1])
     config = load_resolved(Run(folder).config)
     report = examine(config, hosts, start)
-    print("\n".join(report.describe(least_bandwidth(config.fleet.node_type))), flush=True)
+    print("\n".join(report.describe(least_bandwidth(config.fleet.node_type))))
     for finding in report.findings:
         leave(folder, hosts, finding)
     return OPEN if report.passed else SHUT
@@ -106,7 +106,7 @@ def leave(folder: Path, hosts: Sequence[Host], finding: Finding) -> None:
         if finding.blames_host
         else "found an unfit node"
     )
-    print(f"{finding.host or 'all nodes'}: {finding}", flush=True)
+    print(f"{finding.host or 'all nodes'}: {finding}")
     log = Log(node_log(folder, hosts.index(finding.host) if finding.host else 0))
     log.note("watch", f"the preflight {verdict}: {finding.message}")
     log.close()

@@ -61,7 +61,7 @@ def is_worth_it(run: Run, request: Request, exits: dict[int, int], start: Path) 
         Start(start.stat().st_ctime, job_starts.lengths(start)),
     )
     again = verdict.then is Then.HERE and worth_it(verdict, fruitless(run) + 1, run)
-    print(conclude(run, verdict, "queued again" if again else "ended"), flush=True)
+    print(conclude(run, verdict, "queued again" if again else "ended"))
     if again:
         restarts = int(run.read_results().get("restarts", 0)) + 1
         run.update_results(restarts=restarts)
@@ -84,7 +84,7 @@ def fruitless(run: Run) -> int:
 
 
 def say(code: int, words: str) -> int:
-    print(f"trainfleet: {words}", flush=True)
+    print(f"trainfleet: {words}")
     return code
 
 

@@ -97,7 +97,7 @@ class ChainedTraining:
         with execution.in_charge(plan.config, self.run, place) as lease:
             self._submit(plan, first)
             lease.leave()
-        print(f"{self.run.name} is queued behind the compile job", flush=True)
+        print(f"{self.run.name} is queued behind the compile job")
 
     def _submit(self, plan: Plan, first: Handle) -> None:
         request = backend_of(plan.config).plan(replace(plan.requests[-1].job, after=first.id), {})
@@ -202,11 +202,11 @@ def compile_ahead(
     """
     job_image.make_ready(config)
     run = run_of(name_of(config))
-    print(f"compiling ahead of time in {run.folder}: {expected_duration(config)}", flush=True)
+    print(f"compiling ahead of time in {run.folder}: {expected_duration(config)}")
     plan = plan_of(compile_only(shared(config), run.name), derived, launch=secrets.token_hex(8))
     code = train(plan, started, summarize=False, sequel=sequel)
     if code == 0:
-        print("\n".join(describe_compilation(run)), flush=True)
+        print("\n".join(describe_compilation(run)))
     return code
 
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, TextIO
 
 from ..backends import Backend, backend_of
@@ -24,6 +24,7 @@ from ..health.lease import SUCCEEDS, Lease, led_already, newest_holder
 from ..node.placement import require_numbers
 from ..plan.job import Request, tokenize_job, train_job
 from ..plan.plan import Plan
+from ..process.processes import Interrupts
 from ..report.live import Live, TokenizeLive
 from ..report.summary import status
 from ..run import records, run_folder
@@ -31,7 +32,6 @@ from ..trust.errors import BackendError, JobFailed
 from ..watch.budget import Budget
 from ..watch.monitor import ENDS, STILL, STUCK, Sequel, Watch
 from ..watch.retry_loop import Attempts, first_that_fits, when_nodes_return
-from ..watch.signals import Interrupts
 from .launching import leads
 
 # Environment variable that marks processes on a fleet's head (backends/head.py).
@@ -210,10 +210,9 @@ class Launch:
         job = load_job(self.run)
         if SUCCEEDS not in os.environ:
             return self._without_lost(job)
-        say = partial(print, flush=True)
         try:
             return when_nodes_return(
-                lambda: self._without_lost(job), self.is_stopped, say, time.sleep
+                lambda: self._without_lost(job), self.is_stopped, print, time.sleep
             )
         except BackendError as error:
             if self.is_stopped():
@@ -255,7 +254,7 @@ class Launch:
                 if request.job.after
                 else "is still running from the previous launch"
             )
-            print(f"{self.run.name} {how}", flush=True)
+            print(f"{self.run.name} {how}")
         if request.job.kind == "tokenize":
             return self._tokenize(request, handle)
         if not handle:

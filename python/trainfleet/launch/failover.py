@@ -90,7 +90,7 @@ class Succession:
             except (TrainfleetError, OSError) as error:
                 self.until = time.monotonic() + AGAIN
                 if str(error) != self.said and not self.ended.is_set():
-                    print(f"no standby host yet: {error}", flush=True)
+                    print(f"no standby host yet: {error}")
                 self.said = str(error)
 
     def look(self, newest: Standby | None) -> None:
@@ -102,15 +102,12 @@ class Succession:
             self.silent = 0.0
             alive = newest.host != platform.node() and newest.number >= self.number
             if alive and not self.lease.standby:
-                print(f"{newest.host} is the standby now", flush=True)
+                print(f"{newest.host} is the standby now")
             self.lease.standby, self.until = (newest.host, 0.0) if alive else ("", self.until)
             return
         self.silent += EVERY
         if self.lease.standby and self.silent >= PATIENCE:
-            print(
-                f"the standby {self.lease.standby} has been silent for {self.silent:.0f} s",
-                flush=True,
-            )
+            print(f"the standby {self.lease.standby} has been silent for {self.silent:.0f} s")
             self.lease.standby = ""
 
     def _appoint(self) -> None:

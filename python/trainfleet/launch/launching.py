@@ -65,8 +65,7 @@ class FirstPhase:
         print(
             "this launch was asked to stop"
             if self.is_mine(found)
-            else f"another launch has taken over: {found}",
-            flush=True,
+            else f"another launch has taken over: {found}"
         )
         self.cancelled = True
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
@@ -142,13 +141,13 @@ def _begin(place: Place, config: Config, shown: Launching) -> bool:
         return False
     if not (before := place.launching()) or (why := gone(place, before)):
         if before:
-            print(f"this launch replaces {before}: {why}", flush=True)
+            print(f"this launch replaces {before}: {why}")
         place.show(shown, obeyed=True)
         return True
     if not backend_of(config).hands_over:
         what = f"the run {config.name} is already being launched"
         raise BackendError(what, where=str(before), next="run make stop to cancel it")
-    print(f"{config.name} is already being launched: {before}; following it", flush=True)
+    print(f"{config.name} is already being launched: {before}; following it")
     while under_way(place):
         time.sleep(PACE / 2)
     place.refresh()
@@ -190,7 +189,7 @@ def cancel(place: Place, run: Run, found: Launching) -> bool:
         RunError: the launch does not end in time.
     """
     place.ask_to_stop()
-    print(f"asked the launch of {run.name} to end: {found}", flush=True)
+    print(f"asked the launch of {run.name} to end: {found}")
     deadline = time.monotonic() + PATIENCE
     while under_way(place):
         if time.monotonic() > deadline:

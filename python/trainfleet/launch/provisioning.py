@@ -45,7 +45,7 @@ def make_ready(config: Config, may_buy: bool = False) -> int:
     if purchase := backend.purchase():
         lines, is_there = purchase(may_buy)
         for line in lines:
-            print(line, flush=True)
+            print(line)
         if not is_there:
             return 1
     return backend.machines().apply()

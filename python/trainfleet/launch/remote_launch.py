@@ -26,6 +26,7 @@ from ..hosts.host_results import Host, by_host, grouped, names
 from ..hosts.preflight import PreflightReport, examine
 from ..plan.estimate import PAID, Bill
 from ..plan.plan import Plan
+from ..process.processes import SIGNALS
 from ..report import html
 from ..report.summary import print_summary
 from ..run import records, run_folder
@@ -33,7 +34,6 @@ from ..run.run_folder import Run
 from ..trust.errors import BackendError, ConfigError, RunError
 from ..watch.budget import Budget
 from ..watch.monitor import ENDS
-from ..watch.signals import SIGNALS
 from . import execution
 from .launching import is_cancelled, leads
 
@@ -64,13 +64,12 @@ def hand_over(verb: str, plan: Plan, started: float, summarize: bool) -> int:
         if place.is_running():
             holder = read_holder(run.folder)
             print(
-                f"{run.name} is running on {holder.host if holder else 'the fleet'}; following it",
-                flush=True,
+                f"{run.name} is running on {holder.host if holder else 'the fleet'}; following it"
             )
             try:
                 return attend(place, backend, LauncherLogs(run), summarize)
             except LauncherGone as error:
-                print(f"{error.head}; launching again", flush=True)
+                print(f"{error.head}; launching again")
         return attend(place, backend, launch(verb, plan, head, place, started), summarize)
 
 
@@ -143,7 +142,7 @@ def launch(verb: str, plan: Plan, head: Head, place: Hosts, started: float) -> L
     launcher = Launcher(command, {STARTED: str(started), **asked_of(head, backend.bill())}, secrets)
     place.head.start(sound[0], launcher)
     first, standbys = sound[0], sound[1:2]
-    print(f"launched on {first.name}; the run continues if this terminal closes", flush=True)
+    print(f"launched on {first.name}; the run continues if this terminal closes")
     appoint(place, standbys, launcher, term)
     try:
         await_lease(place, first, term, words)
@@ -175,9 +174,7 @@ def _withdraw(plan: Plan, place: Hosts, standbys: list[Host]) -> None:
         for host in standbys:
             place.head.dismiss(host)
     except BackendError as error:
-        print(
-            f"warning: the launcher may still start; run make stop to end it: {error}", flush=True
-        )
+        print(f"warning: the launcher may still start; run make stop to end it: {error}")
 
 
 def fit_hosts(plan: Plan, head: Head, run: Run) -> tuple[Plan, list[Host]]:
@@ -187,7 +184,7 @@ def fit_hosts(plan: Plan, head: Head, run: Run) -> tuple[Plan, list[Host]]:
     backend = backend_of(plan.config)
     sound, unsound = head.survey(head.transport.hosts)
     for hosts, why in grouped(unsound):
-        print(f"{names(hosts)} {'is' if len(hosts) == 1 else 'are'} skipped: {why}", flush=True)
+        print(f"{names(hosts)} {'is' if len(hosts) == 1 else 'are'} skipped: {why}")
     head.require_own_folder(sound)
     # The preflight would disturb a job that is still running.
     if Can.EXAMINE not in backend.can or execution.left_running(plan.config, run):
@@ -208,7 +205,7 @@ def appoint(place: Hosts, hosts: list[Host], launcher: Launcher, term: int) -> N
         try:
             place.head.appoint(host, launcher, before.number + 1 if before else 1, term)
         except BackendError as error:
-            print(f"warning: {host.name} is not a standby yet: {error}", flush=True)
+            print(f"warning: {host.name} is not a standby yet: {error}")
 
 
 def await_lease(place: Hosts, host: Host, term: int, words: LauncherLogs) -> None:
@@ -252,14 +249,14 @@ def pass_preflight(head: Head, sound: list[Host]) -> dict[str, str]:
         fit = [host for host in sound if host.name not in without]
         report = examine(head.transport, config, fabric=config.fleet.is_told, hosts=fit[:nodes])
         if report.passed:
-            print(f"preflight passed: {'; '.join(report.describe(None))}", flush=True)
+            print(f"preflight passed: {'; '.join(report.describe(None))}")
             break
         head.quarantine.add_blamed(report.findings)
         unfit = {finding.host.name: str(finding) for finding in report.findings if finding.host}
         if not unfit or len(fit) - len(unfit) < nodes:
             raise _unfit(report, fit)
         for name, why in unfit.items():
-            print(f"a spare replaces {name}: {why}", flush=True)
+            print(f"a spare replaces {name}: {why}")
         without |= unfit
     return without
 
@@ -299,7 +296,7 @@ class LauncherLogs:
         for log in self.logs:
             lines, self.shown[log] = records.whole_lines(log, self.shown.get(log, 0))
             for line in lines:
-                print(line.decode(errors="replace").partition(" | ")[2], flush=True)
+                print(line.decode(errors="replace").partition(" | ")[2])
 
 
 def attend(place: Hosts, backend: Backend, words: LauncherLogs, summarize: bool) -> int:
@@ -326,7 +323,7 @@ def attend(place: Hosts, backend: Backend, words: LauncherLogs, summarize: bool)
         if is_cancelled():
             place.ask_to_stop()
             if (code := follow_launcher(place, words)) == execution.STOPPED:
-                print(f"{place.run.name} is stopped", flush=True)
+                print(f"{place.run.name} is stopped")
             return code
         print(f"{place.run.name} continues without this terminal")
         print(

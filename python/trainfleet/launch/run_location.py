@@ -1,10 +1,14 @@
 """Locates and stops active runs. Stopping sends a request, waits, and verifies that no process is
-left.
+left. Also runs EleutherAI's lm-evaluation-harness on a run's exported model (make eval TASKS=...).
 """
 
 from __future__ import annotations
 
+import importlib.util
 import signal
+import subprocess
+import sys
+import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -14,10 +18,13 @@ from ..backends.base import Handle, Status, load_job
 from ..backends.run_storage import Here, Place
 from ..config import Config, load_resolved, platforms
 from ..config.host_list import parse_hosts
+from ..process.install_paths import installing
 from ..process.processes import run_module
 from ..report.history import History
 from ..run.run_folder import Run, is_locked
-from ..trust.errors import BackendError, ConfigError, RunError
+from ..trust.errors import BackendError, ConfigError, Problem, RunError
+from ..trust.spelling import distance
+from ..trust.untrusted_input import show
 from .command import Variables, config_of, run_named, run_trained, settings_of
 
 ANSWERS = 2  # timeout in seconds for a scheduler to report why a job is waiting
@@ -26,6 +33,8 @@ ANSWERS = 2  # timeout in seconds for a scheduler to report why a job is waiting
 PATIENCE, LONGEST = (120.0, 1800.0)
 # Seconds for a launcher to notice that its job has ended. It polls Slurm at most every 15 s.
 LAUNCHER_ENDS = 30.0
+NAMES = "from lm_eval.tasks import TaskManager; print(*TaskManager().all_tasks, sep='\\n')"
+PATTERN = "*?/"  # characters that indicate a task pattern or the path of a user's task file
 
 
 def place_of(variables: Variables) -> Place:
@@ -67,7 +76,7 @@ def stop(place: Place, run: Run, variables: Variables) -> bool:
     The timeout is PATIENCE seconds without progress, or LONGEST seconds in total.
     """
     place.ask_to_stop()
-    print(f"asked {run.name} to stop at its next step, with a checkpoint", flush=True)
+    print(f"asked {run.name} to stop at its next step, with a checkpoint")
     began = heard = time.monotonic()
     before = bytes_written(run)
     while place.is_running() or nodes_at_work(variables):
@@ -185,10 +194,7 @@ def end(variables: Variables) -> None:
     backend.stop(handle, at_once=True)
     require_known(run, handle, backend.status(handle))
     if handle.hosts:
-        print(
-            f"no process of {run.name} is running on the fleet's {len(handle.hosts)} hosts",
-            flush=True,
-        )
+        print(f"no process of {run.name} is running on the fleet's {len(handle.hosts)} hosts")
 
 
 def config_known(run: Run, variables: Variables) -> Config | None:
@@ -241,3 +247,58 @@ def say_unheard(config: Config) -> None:
                 f"warning: {config.fleet.ssh.config} has settings that trainfleet ignores: "
                 f"{', '.join(words)}; run make doctor without them"
             )
+
+
+def evaluate(variables: Variables, tasks: str) -> int:
+    """Runs lm-eval on the newest checkpoint and keeps the results in the run folder. Returns the
+    exit code.
+
+    Raises:
+        ConfigError: lm-eval is not installed or does not support one of the tasks.
+    """
+    if importlib.util.find_spec("lm_eval") is None:
+        message = "needs lm-eval, which is not installed"
+        raise ConfigError.of("TASKS", message, next=installing("eval"))
+    # Uses a separate process because lm_eval imports torch.
+    known = subprocess.run(
+        [sys.executable, "-c", NAMES], capture_output=True, text=True, check=False
+    )
+    require_known_tasks(tasks, known.stdout.split())
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder, "model")
+        if code := export({**variables, "OUT": str(model)}):
+            return code
+        found = run_named(variables).folder / "evaluation"
+        words = [
+            "--model",
+            "hf",
+            "--model_args",
+            f"pretrained={model}",
+            "--tasks",
+            tasks,
+            "--output_path",
+            str(found),
+        ]
+        return run_module("lm_eval", *words)
+
+
+def require_known_tasks(tasks: str, known: list[str]) -> None:
+    """Raises a ConfigError listing unknown tasks with the closest known names. Accepts any task if
+    `known` is empty.
+    """
+    named = [task.strip() for task in tasks.split(",")]
+    unknown = [
+        task
+        for task in named
+        if known and task not in known and not any(sign in task for sign in PATTERN)
+    ]
+    if unknown:
+        said = [
+            f"lm-eval has no task {show(task)}; nearest: {_near(task, known)}" for task in unknown
+        ]
+        problems = [Problem(0, "TASKS", "", message) for message in said]
+        raise ConfigError(problems, next=f"run {sys.executable} -m lm_eval ls tasks to list them")
+
+
+def _near(task: str, known: list[str]) -> str:
+    return ", ".join(sorted(known, key=lambda name: distance(task.lower(), name.lower()))[:3])

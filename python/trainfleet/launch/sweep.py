@@ -25,7 +25,8 @@ from ..config import Config, Derivation, Settings, dump_asked
 from ..plan.estimate import estimate
 from ..report import history, json_output, summary
 from ..report.json_output import RunState
-from ..run.run_folder import Run, is_locked, run_of, size_of, take_lock, whole_lines, write_atomic
+from ..run.records import size_of, whole_lines
+from ..run.run_folder import Run, is_locked, run_of, take_lock, write_atomic
 from ..trust.errors import ConfigError, Problem, TrainfleetError, tell
 from ..trust.untrusted_input import opener, show
 from .calibration import experience_of

@@ -16,7 +16,7 @@ from ..health.lease import LEFT, Holder
 from ..plan.job import Request
 from ..plan.plan import Plan
 from ..process import install_paths
-from ..process.processes import run_module
+from ..process.processes import Interrupts, run_module
 from ..report import html, measurements, plots
 from ..report.summary import print_summary
 from ..run import run_folder
@@ -25,7 +25,6 @@ from ..storage.s3 import SCHEME
 from ..trust.errors import ConfigError, InputError, JobFailed, RunError, TrainfleetError
 from ..watch.budget import Budget
 from ..watch.monitor import CutOff, Sequel
-from ..watch.signals import Interrupts
 from ..watch.time_accounting import goodput, ledger
 from . import execution, preflight
 from .command import was_handed_over
@@ -73,7 +72,7 @@ def require_same(config: Config, run: Run) -> None:
     # here.
     in_bucket = (config.checkpoint.path or "").startswith(SCHEME)
     for line in preflight.resumption(config, run):
-        print(f"{line}\n" * in_bucket, end="", flush=True)
+        print(f"{line}\n" * in_bucket, end="")
 
 
 def mend_finished(plan: Plan, run: Run) -> None:
@@ -123,7 +122,7 @@ def _led(launch: Launch) -> int | None:
         return lead(launch)
     except CutOff as error:
         launch.lease.leave()
-        print(error, flush=True)
+        print(error)
         return None
     except TrainfleetError:
         launch.lease.confirm()

@@ -1,5 +1,5 @@
-"""Reads a node's placement from its scheduler's environment. Uses only the standard library, because both the
-launcher and the nodes import it.
+"""Placement sources of all schedulers. Uses only the standard library, because both the launcher
+and the nodes import it.
 
 Another package can add a scheduler through an entry point in the group `trainfleet.placements`
 (process/install_paths.py) that names a `PlacementSource`. The package's backend sets `placement` to

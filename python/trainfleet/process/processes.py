@@ -1,5 +1,5 @@
 """Process trees without orphans: children die with their parent, and process groups are signaled as
-a unit.
+a unit. Also counts requests to stop.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import time
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
+from types import FrameType
 
 from ..trust.errors import RunError
 from ..trust.safe_output import visible
@@ -29,6 +30,8 @@ except ImportError:  # this Python was built without libffi, so it can't run tor
 PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 # Variable with the supervisor's pid, in the environment of all its processes
 SUPERVISOR = "TRAINFLEET_SUPERVISOR"
+# Signals that request a stop
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def die_with_parent(ancestor: str | None = None) -> None:
@@ -201,3 +204,36 @@ def user() -> str:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
         return str(os.getuid())
+
+
+class Interrupts:
+    """Context manager that counts stop requests instead of letting them kill the process. Ctrl-C,
+    SIGTERM or a closed terminal requests a clean stop, and a second Ctrl-C stops at once.
+
+    Timeouts and service managers send a single SIGTERM to a process group, but it arrives twice
+    because make also forwards its own. When a terminal closes, both the kernel and the shell send
+    SIGHUP. All signals other than SIGINT therefore count as one request.
+    """
+
+    def __init__(self) -> None:
+        # number of SIGINTs, and whether any other signal arrived
+        self.pressed = 0
+        self.signalled = False
+
+    @property
+    def count(self) -> int:
+        return self.pressed + self.signalled
+
+    def __enter__(self) -> Interrupts:
+        self._before = [signal.signal(number, self._count) for number in SIGNALS]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in zip(SIGNALS, self._before, strict=True):
+            signal.signal(number, handler)
+
+    def _count(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            self.pressed += 1
+        else:
+            self.signalled = True

@@ -110,19 +110,8 @@ def _slowest(history: History) -> Figure | None:
         history,
         HEIGHT,
     )
-    many = len(steps) > MANY
-    axes.plot(*history.series("median_own"), color=BLUE, lw=1.6, label="median", rasterized=many)
-    axes.plot(
-        steps,
-        seconds,
-        color=VERMILION,
-        ls="",
-        marker="o",
-        ms=3,
-        clip_on=False,
-        label="slowest",
-        rasterized=many,
-    )
+    line(axes, *history.series("median_own"), BLUE, label="median", clip_on=True)
+    line(axes, steps, seconds, VERMILION, ls="", marker="o", ms=3, label="slowest")
     _finish(figure, axes, ["median", "slowest"])
     return figure
 

@@ -146,7 +146,7 @@ def _draw_loss(history: History) -> Figure:
         curve(axes, steps, losses)
         ends.append((losses[-1], f"train {decimal(losses[-1])}", BLUE))
     if valid:
-        line(axes, seen, valid, VERMILION, dots=len(valid) <= 40)
+        line(axes, seen, valid, VERMILION, marker="o" if len(valid) <= 40 else "")
         ends.append((valid[-1], f"valid {decimal(valid[-1])}", VERMILION))
     for name in islice(history.numbers("valid_losses"), LISTED):
         seen, valid = history.series(SOURCE_LOSS + name)
@@ -246,32 +246,19 @@ def curve(axes: Axes, steps: list[int], values: list[float]) -> None:
     noisy = len(values) > 50
     line(axes, steps, values, BLUE, alpha=0.3 if noisy else 1)
     if noisy:
-        line(axes, steps, _smooth(values), BLUE, width=2)
+        line(axes, steps, _smooth(values), BLUE, lw=2)
 
 
-def line(
-    axes: Axes,
-    steps: list[int],
-    values: list[float],
-    colour: str,
-    *,
-    width: float = 1.6,
-    alpha: float = 1,
-    dots: bool = False,
-) -> None:
-    marker = "o" if dots or len(steps) == 1 else ""  # a single point does not form a line
-    many = len(steps) > MANY
-    axes.plot(
-        steps,
-        values,
-        color=colour,
-        lw=width,
-        alpha=alpha,
-        marker=marker,
-        ms=4,
-        clip_on=False,
-        rasterized=many,
-    )
+def line(axes: Axes, steps: list[int], values: list[float], colour: str, **style: Any) -> None:
+    marker = "o" if len(steps) == 1 else ""  # a single point does not form a line
+    look: dict[str, Any] = {
+        "lw": 1.6,
+        "marker": marker,
+        "ms": 4,
+        "clip_on": False,
+        "rasterized": len(steps) > MANY,
+    }
+    axes.plot(steps, values, color=colour, **(look | style))
 
 
 def note(

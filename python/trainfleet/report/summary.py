@@ -45,7 +45,7 @@ def print_summary(run: Run, stream: TextIO | None = None) -> None:
     """Prints the outcome of a run, the path of its report, and the next command."""
     history = read(run)
     rows = [(run.name, _headline(history)), *_outcome(history), *_places(history), *_next(history)]
-    print("\n" + _aligned(rows), file=stream or sys.stdout, flush=True)
+    print("\n" + _aligned(rows), file=stream or sys.stdout)
 
 
 def status(run: Run, heard: str = "") -> str:

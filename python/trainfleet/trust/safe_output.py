@@ -194,10 +194,11 @@ def guarded() -> Iterator[None]:
     """Guards stdout and stderr inside the `with` block. Writes held-back text at the end."""
     before = {name: getattr(sys, name) for name in ("stdout", "stderr")}
     for name, stream in before.items():
-        if getattr(stream, "errors", "") == "strict" and hasattr(stream, "reconfigure"):
-            # Print ? for characters that the terminal's encoding can't represent, instead of
-            # failing.
-            stream.reconfigure(errors="replace")
+        if hasattr(stream, "reconfigure"):
+            # Pass on each line at once, also to a pipe. Print ? for characters that the terminal's
+            # encoding can't represent, instead of failing.
+            errors = "replace" if stream.errors == "strict" else stream.errors
+            stream.reconfigure(line_buffering=True, errors=errors)
         setattr(sys, name, stream if isinstance(stream, SafeStream) else SafeStream(stream))
     try:
         yield

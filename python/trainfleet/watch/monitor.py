@@ -16,12 +16,12 @@ from ..health import fence
 from ..health.watchdog import Alarm, Limits, Sentry
 from ..plan.fabric_environment import judge_nccl
 from ..plan.job import Request
+from ..process.processes import Interrupts
 from ..run.records import size_of
 from ..run.run_folder import Run, node_log
 from ..trust import untrusted_input
 from ..trust.errors import BackendError
 from .budget import Budget
-from .signals import Interrupts
 
 POLL = 0.2  # seconds between polls
 # Environment variable with the unix time at which all machines are reclaimed.

@@ -70,7 +70,7 @@ class StandbyWatch:
         """
         while silent := self.await_vacancy():
             gone = f"{silent.host} no longer leads the run" if silent.time == VACATED else UNHEARD
-            print(f"{gone}; this host takes over", flush=True)
+            print(f"{gone}; this host takes over")
             if (code := self.take_over(silent)) is not None:
                 return code
         return 0
@@ -88,7 +88,7 @@ class StandbyWatch:
             if not self.begun:
                 if silent >= TO_BEGIN:
                     words = f"no launcher started within {TO_BEGIN:.0f} s; this standby exits"
-                    print(words, flush=True)
+                    print(words)
                     return None
             elif last and last.code is not None:
                 return None
@@ -99,7 +99,7 @@ class StandbyWatch:
             silent = 0.0 if newest != before else silent + LOOK_EVERY
             self.begun |= silent == 0.0
             last = newest
-        print("another host is the standby now", flush=True)
+        print("another host is the standby now")
         return None
 
     def _look(self) -> Holder | None:
@@ -149,10 +149,7 @@ class StandbyWatch:
             if found_finished or time.monotonic() > deadline or newest.tries >= TRIES:
                 return self.conclude(code)
             pause = TYPE_AGAIN[min(tries, len(TYPE_AGAIN) - 1)]
-            print(
-                f"this host could not take over (exit code {code}); retrying in {pause:.0f} s",
-                flush=True,
-            )
+            print(f"this host could not take over (exit code {code}); retrying in {pause:.0f} s")
             if not self.pause(pause):
                 return None
             # Not before the first attempt, which checks for ranks that are still running.

@@ -182,8 +182,8 @@ def _with_others(verdict: Verdict, request: Request, outcome: AttemptOutcome) ->
 
 
 def _with_stop(verdict: Verdict, lines: list[LogLine]) -> Verdict:
-    """Adds to a verdict that the blamed node was asked to save, but ended before it had. Without a
-    blamed node, this may be any node.
+    """Adds to a verdict that the blamed node was asked to save but ended before it had. If the
+    verdict blames no node, any node counts.
     """
     for line in lines:
         asked = line.who == "node" and line.text.startswith(ASKED)

@@ -213,7 +213,7 @@ class Checkpoints:
     def _tell(self, event: str, message: str, **fields: Any) -> None:
         if self.peers.first:
             self.run.record(event, **fields)
-            print(message, flush=True)
+            print(message)
 
     def _commit(self, progress: TrainingProgress, loss: float) -> Commit:
         return Commit(

@@ -204,7 +204,6 @@ def newest(run: Run, config: Config) -> tuple[CheckpointStore, int] | None:
                 print(
                     f"{entry.address} is damaged ({entry.fault}); using step {whole[-1]:,}",
                     file=sys.stderr,
-                    flush=True,
                 )
         return store, whole[-1]
     if entries:
