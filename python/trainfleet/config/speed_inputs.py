@@ -129,7 +129,7 @@ def local_cpu(config: Config) -> DeviceSpeed:
 
 def warnings(config: Config) -> Iterator[str]:
     """Yields what slows GPUs down: sizes that tensor cores handle badly, tensor ranks on several
-    nodes, and much exchange over PCIe, whose speed is not known.
+    nodes, and much exchange over PCIe, because its rate is assumed.
     """
     row, model, tensor = config.fleet.rank_device, config.model, config.train.parallelism.tensor
     if row is None or row.kind != "cuda":

@@ -34,6 +34,10 @@ class HostOverheads:
     attended: float = 230.0
 
 
+# Formats that a device may support, best first, for matmuls in a format.
+NEAR = {"fp8": ("fp8", "bf16"), "bf16": ("bf16",), "fp16": ("fp16", "bf16")}
+
+
 @dataclass(frozen=True)
 class DeviceSpeed:
     """Speed of one rank's device.
@@ -72,10 +76,10 @@ class DeviceSpeed:
 
     def peak(self, format_: str) -> float:
         """Returns the matmul FLOP/s in a format, or in the closest format the device supports."""
-        near = {"fp8": ("fp8", "bf16"), "bf16": ("bf16",), "fp16": ("fp16", "bf16")}.get(
-            format_, ()
-        )
-        return next((self.flops[each] for each in near if self.flops.get(each)), self.flops["fp32"])
+        for each in NEAR.get(format_, ()):
+            if self.flops.get(each):
+                return self.flops[each]
+        return self.flops["fp32"]
 
 
 @dataclass(frozen=True)
