@@ -66,11 +66,12 @@ def failures_of(device: str) -> tuple[float, str]:
     this accelerator, otherwise of all.
     """
     same = [row for row in rates() if device.startswith(row.accelerator)]
-    per_hour = median(row.per_hour for row in same or rates())
+    each = [row.per_hour for row in same or rates()]
     if len(same) == 1:
-        return per_hour, f"{same[0].accelerator}: {same[0].source}"
+        return each[0], f"{same[0].accelerator}: {same[0].source}"
     of = same[0].accelerator if same else "other devices, because this one has none"
-    return per_hour, f"median of {len(same or rates())} published rates of {of}"
+    apart = f"up to {max(each) / min(each):.0f} times apart"
+    return median(each), f"median of {len(each)} published rates of {of}, {apart}"
 
 
 def between_failures(config: Config) -> float:

@@ -143,17 +143,18 @@ def candidates(config: Config, asked: Set[str], device: Accelerator) -> Iterator
         choices if "activation_checkpointing" in asked else [config.train.activation_checkpointing]
     )
     for layout in _layouts(config, asked, device):
-        one = replace(config, train=replace(config.train, parallelism=layout))
-        one = (
-            replace(one, train=replace(one.train, micro_batch_size=smallest(one)))
-            if "micro_batch_size" in asked
-            else one
-        )
+        one = training(config, parallelism=layout)
+        if "micro_batch_size" in asked:
+            one = training(one, micro_batch_size=smallest(one))
         if not any(message for rule in cross_checks.OF_A_LAYOUT for message in rule(one)):
-            yield from (
-                replace(one, train=replace(one.train, activation_checkpointing=mode))
-                for mode in modes
-            )
+            yield from (training(one, activation_checkpointing=mode) for mode in modes)
+
+
+def training(config: Config, **changes: object) -> Config:
+    """Returns the config with these keys of `train` changed."""
+    if all(getattr(config.train, key) == value for key, value in changes.items()):
+        return config
+    return replace(config, train=replace(config.train, **changes))  # type: ignore[arg-type]
 
 
 def sizes_of(config: Config, asked: Set[str]) -> Iterator[Config]:
@@ -164,7 +165,7 @@ def sizes_of(config: Config, asked: Set[str]) -> Iterator[Config]:
     yield config  # the candidate already has the smallest size
     for size in sizes(config)[1:]:
         if size * config.train.sequence_length <= MOST_TOKENS:
-            yield replace(config, train=replace(config.train, micro_batch_size=size))
+            yield training(config, micro_batch_size=size)
 
 
 def sizes(config: Config) -> list[int]:

@@ -26,6 +26,7 @@ from .layout_search import (
     needs,
     ranked,
     sizes,
+    training,
 )
 from .limits import is_half, usable_bytes
 from .optimizers import OPTIMIZERS
@@ -125,7 +126,7 @@ def _for_cpus(config: Config, asked: set[str]) -> Config:
         (size for size in found if size * config.train.sequence_length <= CPU_TOKENS),
         default=found[0],
     )
-    return replace(config, train=replace(config.train, micro_batch_size=size))
+    return training(config, micro_batch_size=size)
 
 
 def _fits(config: Config | None, device: Accelerator) -> bool:
@@ -159,7 +160,7 @@ def _halved(config: Config, asked: set[str], device: Accelerator) -> str:
     ):
         return ""
     small = least(
-        replace(config, train=replace(config.train, param_dtype="bf16", precision="bf16")),
+        training(config, param_dtype="bf16", precision="bf16"),
         asked,
         device,
     )
@@ -297,7 +298,7 @@ def refit(config: Config, nodes: int) -> Config:
         (degree for degree in range(1, min(layout.fsdp, ways) + 1) if ways % degree == 0),
         default=1,
     )
-    fewer = replace(fewer, train=replace(fewer.train, parallelism=replace(layout, fsdp=shard)))
+    fewer = training(fewer, parallelism=replace(layout, fsdp=shard))
     part = fewer.train.global_batch_size // fewer.data_parallel if fewer.data_parallel else 0
     fits = [size for size in range(1, config.train.micro_batch_size + 1) if part % size == 0]
-    return replace(fewer, train=replace(fewer.train, micro_batch_size=fits[-1])) if fits else fewer
+    return training(fewer, micro_batch_size=fits[-1]) if fits else fewer

@@ -23,7 +23,7 @@ from .families import FAMILIES
 from .limits import casts, is_xla
 from .optimizers import OPTIMIZERS
 from .sizes import look_ups, parts_of
-from .types import Config, Layout
+from .types import Config, Layout, Model
 
 FORMATS = {"fp32": 4, "bf16": 2}  # bytes per element
 REDUCED = 4  # bytes per element while gradients are reduced across ranks, in fp32
@@ -81,15 +81,17 @@ def memory_of(config: Config, half: bool) -> Memory:
     """Returns the peak memory of the fullest stage. `half` means that matmuls run in bf16."""
     width = 2 if half else 4
     flow = flow_of(config, width)
-    stages = [list(_moments(config, width, stage, flow)) for stage in _stages(config)]
+    parts = _stages(config.model, config.train.parallelism, passes_of(config))
+    stages = [list(_moments(config, width, stage, flow)) for stage in parts]
     # XLA's compiler reorders a step, so all parts may peak at once.
     if is_xla(config):
         stages = [[tuple(map(max, zip(*moments, strict=True)))] for moments in stages]
     return Memory(*max(chain.from_iterable(stages), key=sum))
 
 
-def _stages(config: Config) -> list[StageNumbers]:
-    model, layout, parts = config.model, config.train.parallelism, parts_of(config.model)
+@cache
+def _stages(model: Model, layout: Layout, passes: int) -> list[StageNumbers]:
+    parts = parts_of(model)
     ranks, end = layout.tensor, layout.pipeline - 1
     first, block = parts.first.on_rank(ranks, look_ups(model)), parts.block.on_rank(ranks)
     # The last of several stages has a copy of tied weights.
@@ -103,7 +105,7 @@ def _stages(config: Config) -> list[StageNumbers]:
             blocks[rank],
             block,
             around.get(rank, 0),
-            min(_under_way(layout, rank), passes_of(config)),
+            min(_under_way(layout, rank), passes),
             rank == end,
             rank == 0,
             model.vocab_size * model.hidden_size // ranks * (rank == end),

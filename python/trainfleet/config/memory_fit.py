@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 
 from . import cross_checks
 from .families import PLAIN, PRESETS
-from .layout_search import smallest
+from .layout_search import smallest, training
 from .layouts import refit
 from .limits import USABLE, is_half, is_xla
 from .memory import FORMATS, memory_of
@@ -97,7 +97,7 @@ def smaller(config: Config, room: Room) -> Iterator[tuple[str, Config]]:
         yield "NODES=1", refit(config, 1)
     if train.parallelism.fsdp < ways and train.parallelism.pipeline == 1:
         layout = replace(train.parallelism, fsdp=ways, zero_stage=3)
-        yield f"{words} train.parallelism.fsdp={ways}", _training(full, parallelism=layout)
+        yield f"{words} train.parallelism.fsdp={ways}", training(full, parallelism=layout)
     if train.param_dtype != "bf16" and "bf16" in OPTIMIZERS[train.optimizer].formats:
         yield _changed(config, param_dtype="bf16", precision="bf16")
     if room.of != "all":
@@ -111,10 +111,10 @@ def _wider(config: Config) -> Iterator[tuple[str, Config]]:
     while times <= MOST_TIMES and layout.pipeline == 1:
         more = replace(config, fleet=replace(config.fleet, nodes=times * config.fleet.nodes))
         ways = more.data_parallel
-        more = _training(more, parallelism=replace(layout, fsdp=ways, zero_stage=3))
+        more = training(more, parallelism=replace(layout, fsdp=ways, zero_stage=3))
         yield (
             f"NODES={more.fleet.nodes} train.parallelism.fsdp={ways} train.micro_batch_size=1",
-            _training(more, micro_batch_size=1),
+            training(more, micro_batch_size=1),
         )
         times *= 2
 
@@ -140,17 +140,13 @@ def _presets(config: Config) -> Iterator[tuple[str, Config]]:
             yield f"model.preset={name}", candidate
             yield (
                 f"model.preset={name} train.micro_batch_size={least}",
-                _training(candidate, micro_batch_size=least),
+                training(candidate, micro_batch_size=least),
             )
-
-
-def _training(config: Config, **changes: object) -> Config:
-    return replace(config, train=replace(config.train, **changes))  # type: ignore[arg-type]
 
 
 def _changed(config: Config, **changes: object) -> tuple[str, Config]:
     words = " ".join(f"train.{key}={value}" for key, value in changes.items())
-    return words, _training(config, **changes)
+    return words, training(config, **changes)
 
 
 def _works(config: Config, room: Room) -> bool:

@@ -17,6 +17,11 @@ from .step_work import FITTED, Constants, DeviceSpeed, Work
 
 # Latency in seconds per ring step, inside a node and between nodes (NCCL 2.30, tuning.cc, Simple).
 HOP, HOP_OUTSIDE = (3.4e-6, 14e-6)
+# Sizes of matmuls must be multiples of this for 16-byte loads in two-byte formats (NVIDIA's Matrix
+# Multiplication Background guide).
+ALIGNED = 8
+# Head sizes of FlashAttention's kernels (static_switch.h). Others are padded to the next one.
+HEADS = (32, 64, 96, 128, 160, 192, 256)
 # Work relative to a forward pass. The backward pass computes gradients of inputs and of weights.
 FORWARD, BACKWARD = (1.0, 2.0)
 
@@ -68,6 +73,11 @@ class StepTime:
     def group(self, name: str) -> float:
         """Returns the total time of a group of parts, in seconds."""
         return float(sum(getattr(self, part) for part in GROUPS[name]))
+
+    @property
+    def linked(self) -> float:
+        """Returns the total time of exchange between ranks, in seconds."""
+        return self.group("exchange") + self.gradients
 
     def limit(self) -> str:
         """Returns the name of the slowest part."""
@@ -148,6 +158,8 @@ def _product(at: Rank, size: tuple[float, float], format_: str) -> float:
     balance = flops / device.memory
     thin = 1 + balance * (c.thin_tokens / work.tokens + c.thin_width / min(inputs, outputs))
     thin /= c.tuned if work.tuned and work.flash else 1.0
+    if device.kernels and (inputs % ALIGNED or outputs % ALIGNED):
+        thin *= c.misaligned
     return 2 * work.tokens * inputs * outputs * thin / (flops * efficiency)
 
 
@@ -194,6 +206,8 @@ def _attention(at: Rank) -> float:
     work, device, c = at
     seen = 0.5 if work.causal and work.flash else 1.0
     flops = 4 * work.tokens * work.length * seen * work.queries / work.tensor
+    if device.kernels and work.flash:
+        flops *= padded(work.queries / work.heads) * work.heads / work.queries
     peak = device.peak(_beside(work.format))
     seconds = flops / (peak * device.efficiency * (device.attention if work.flash else 1.0))
     scores = work.tokens * work.length * work.heads / work.tensor
@@ -207,6 +221,11 @@ def _attention(at: Rank) -> float:
         seconds
         + (c.scores_fused if work.tuned else c.scores) * work.weight_bytes * scores / device.memory
     )
+
+
+def padded(head: float) -> float:
+    """Returns the head size that attention's kernels compute for a head size."""
+    return next((size for size in HEADS if head <= size), head)
 
 
 def _traffic(at: Rank) -> float:

@@ -10,8 +10,8 @@ from .families import FAMILIES
 from .limits import format_of, is_half
 from .memory import FORMATS, passes_of
 from .optimizers import OPTIMIZERS
-from .speed import StepTime, step_of
-from .step_work import ON_CPUS, DeviceSpeed, HostOverheads, Work
+from .speed import ALIGNED, StepTime, padded, step_of
+from .step_work import FITTED, ON_CPUS, DeviceSpeed, HostOverheads, Work
 from .types import Config
 
 # Fractions of the measured matmul speed (tests/bench/LOG.md, Attention on CPUs).
@@ -21,9 +21,7 @@ CPU_EFFICIENCY, CPU_ATTENTION = (1.0, 0.5)
 CPU_THREADS = 0.93
 # Bytes/s of memory per core, and between two ranks over gloo.
 CPU_MEMORY, LOOPBACK = (10e9, 1.5e9)
-# Sizes must be multiples of these for full speed. NVIDIA's Matrix Multiplication Background guide
-# asks for 128 bytes on A100; with 64 the loss is small. Attention's kernels pad heads.
-UNIT, HEAD = 32, 16
+MUCH = 0.1  # share of a step from which the assumed rate of PCIe matters
 UNKNOWN_NETWORK = 12.5e9  # bytes/s of a host of unknown type: 100 Gbit/s
 
 
@@ -130,20 +128,27 @@ def local_cpu(config: Config) -> DeviceSpeed:
 
 
 def warnings(config: Config) -> Iterator[str]:
-    """Yields why GPUs will be slower than predicted: sizes that tensor cores handle badly, and
-    tensor ranks on several nodes.
+    """Yields what slows GPUs down: sizes that tensor cores handle badly, tensor ranks on several
+    nodes, and much exchange over PCIe, because its rate is assumed.
     """
     row, model, tensor = config.fleet.rank_device, config.model, config.train.parallelism.tensor
     if row is None or row.kind != "cuda":
         return
     sizes = (
-        ("model.hidden_size", model.hidden_size, UNIT),
-        ("model.hidden_size / model.heads", model.head_features, HEAD),
-        ("model.intermediate_size per tensor rank", model.intermediate_size / tensor, UNIT),
-        ("model.vocab_size per tensor rank", model.vocab_size / tensor, UNIT),
+        ("model.hidden_size", model.hidden_size),
+        ("model.intermediate_size per tensor rank", model.intermediate_size / tensor),
+        ("model.vocab_size per tensor rank", model.vocab_size / tensor),
     )
-    for name, size, unit in sizes:
-        if size % unit:
-            yield f"{name} is {size:g}; GPUs reach the predicted speed with multiples of {unit}"
+    for name, size in sizes:
+        if size % ALIGNED:
+            slower = f"its matmuls are predicted to be {FITTED.misaligned:g} times slower"
+            yield f"{name} is {size:g}, not a multiple of {ALIGNED}; {slower}"
+    if (size := padded(model.head_features)) != model.head_features:
+        yield f"a head has {model.head_features} features; attention computes {size:g}"
     if tensor > (row.domain or config.fleet.ranks_per_node):
         yield f"train.parallelism.tensor {tensor} spans nodes; each block waits for the network"
+    step = predict(config)
+    share = step.linked / step.total if step else 0.0
+    if share > MUCH and not row.links and config.fleet.ranks_per_node > 1:
+        rate = f"an assumed {row.neighbours / 1e9:g} GB/s over PCIe"
+        yield f"exchange takes {share:.0%} of a step at {rate}; make profile measures it"

@@ -66,9 +66,10 @@ def list_files(source: str) -> Listing:
     reason. Raises DataError if none of the files can be read.
     """
     if is_stdlib(source):
-        paths = (file.path for file in _walk(LIBRARY) if isinstance(file, SourceFile) and file.size)
-        modules = sorted(path for path in paths if path.endswith(PYTHON))
-        return [stat(path.replace(f"{LIBRARY}/", f"{STDLIB}:", 1)) for path in modules], Counter()
+        found = (file for file in _walk(LIBRARY) if isinstance(file, SourceFile) and file.size)
+        sizes = {file.path: file.size for file in found if file.path.endswith(PYTHON)}
+        names = {path: path.replace(f"{LIBRARY}/", f"{STDLIB}:", 1) for path in sorted(sizes)}
+        return [SourceFile(name, sizes[path], "") for path, name in names.items()], Counter()
     files, unread = _sorted_out(_found(source))
     if not files:
         none = "it is empty" if {*unread} == {EMPTY} else f"it has no {', '.join(by_suffix())} file"

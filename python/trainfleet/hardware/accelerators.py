@@ -26,7 +26,8 @@ class Accelerator:
     them. `fp32` is the peak of fp32 products in the engine, which use TensorFloat-32 if available
     (devices/cuda.py). `links` is empty if devices communicate over PCIe. `neighbours` is the rate
     in bytes/s at which a rank sends to other devices; `bandwidth` is the memory bandwidth in
-    bytes/s.
+    bytes/s. Over PCIe, it is 16 GB/s: what NCCL assumes between two sockets of AMD's Zen 2, and
+    half of PCIe 4, because without peer-to-peer each byte passes through host memory (topo.h).
 
     `efficiency` is the fraction of the peak that large products reach in training. `attention` is
     the fraction of that for attention. If `fitted`, both are fitted to published results
