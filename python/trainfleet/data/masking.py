@@ -105,20 +105,17 @@ class Masked:
         If possible, A ends at a sentence boundary in the middle half of the row (Devlin et al.
         2018, section 3.1).
         """
-        room = length - 3
-        rows = self.dataset.batch(split, first, count, room, seed)[:, :room]
-        others = self.dataset.rows(
-            split, first + self.dataset.samples(split, room) // 2, count, room, seed
-        )
-        tokens, segments = np.empty((count, length), np.int64), np.zeros((count, length), np.int64)
-        labels = np.array(
-            [_uniform(seed, PAIR, first + row) < 0.5 for row in range(count)], np.int64
-        )
-        for row, text in enumerate(rows):
+        room, dataset = length - 3, self.dataset
+        rows = dataset.batch(split, first, count, room, seed)
+        others = dataset.rows(split, first + dataset.samples(split, room) // 2, count, room, seed)
+        tokens, segments = np.zeros((2, count, length), np.int64)
+        labels = np.zeros(count, int)
+        start, end = [self.specials.start], [self.specials.separator]
+        for row, text in enumerate(rows[:, :room]):
+            labels[row] = _uniform(seed, PAIR, first + row) < 0.5
             cut = self._cut(text, _uniform(seed, CUT, first + row))
             second = (others if labels[row] else rows)[row, cut:room]
-            edges = [self.specials.start], [self.specials.separator]
-            tokens[row] = np.concatenate([edges[0], text[:cut], edges[1], second, edges[1]])
+            tokens[row] = np.concatenate([start, text[:cut], end, second, end])
             segments[row, cut + 2 :] = 1
         return tokens, segments, labels
 

@@ -69,8 +69,8 @@ class ShardWriter:
         )
         # The process ID keeps the files of concurrent jobs apart.
         self.partial = store.folder / f"{path}.{os.getpid()}.partial"
-        self.lengths: list[npt.NDArray[np.int32]] = []
-        self.learned: list[npt.NDArray[np.int32]] = []  # of conversations
+        self.lengths = [np.empty(0, np.int32)]
+        self.learned = [np.empty(0, np.int32)]  # of conversations
         self.begun = 0  # tokens written so far for an unfinished document
         self.min_id, self.max_id = end_of_document, end_of_document
         self.sha256, self.blocks, self.crc, self.filled = hashlib.sha256(), list[int](), 0, 0
@@ -119,21 +119,11 @@ class ShardWriter:
         """Makes both files durable and visible, and returns their record. If there are no
         documents, publishes no files and returns None.
         """
-        lengths = np.concatenate(self.lengths) if self.lengths else np.empty(0, np.int32)
+        lengths, learned = np.concatenate(self.lengths), np.concatenate(self.learned)
         if not len(lengths):
             return None
-        learned = np.concatenate(self.learned) if self.learned else np.empty(0, np.int32)
         index = index_bytes(lengths, self.dtype) + learned.astype("<i4").tobytes()
-        try:
-            os.fsync(self.file.fileno())
-            self.store.publish(f"{self.path}.bin", self.partial)
-            with open(self.partial, "wb", opener=untrusted_input.opener) as file:
-                file.write(index)
-                file.flush()
-                os.fsync(file.fileno())
-            self.store.publish(f"{self.path}.idx", self.partial)
-        except OSError as error:
-            raise unwritable(self.partial, error) from error
+        self._publish(index)
         return Shard(
             path=self.path,
             source=source,
@@ -148,6 +138,18 @@ class ShardWriter:
             idx_sha256=hashlib.sha256(index).hexdigest(),
             blocks=(*self.blocks, self.crc) if self.filled else tuple(self.blocks),
         )
+
+    def _publish(self, index: bytes) -> None:
+        try:
+            os.fsync(self.file.fileno())
+            self.store.publish(f"{self.path}.bin", self.partial)
+            with open(self.partial, "wb", opener=untrusted_input.opener) as file:
+                file.write(index)
+                file.flush()
+                os.fsync(file.fileno())
+            self.store.publish(f"{self.path}.idx", self.partial)
+        except OSError as error:
+            raise unwritable(self.partial, error) from error
 
     def __exit__(
         self,

@@ -11,7 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice
+from itertools import chain, islice
 from os.path import commonprefix
 from typing import BinaryIO
 
@@ -128,38 +128,34 @@ def plan_units(data: Data) -> UnitPlan:
             where="data.sources",
             next="give every source a weight, or remove all weights",
         )
-    paths = Counter(source.path for source in data.mixture)
-    first = {source.path: number for number, source in reversed([*enumerate(data.mixture)])}
-    listings = [
-        _entry(number, source)
-        for number, source in enumerate(data.mixture)
-        if first[source.path] == number
-    ]
-    again, seen, listed = (
-        [path for path, times in paths.items() if times > 1],
-        set[str](),
-        dict[int, list[SourceFile]](),
-    )
-    for number, (files, _) in zip(sorted(first.values()), listings, strict=True):
-        again += [file.path for file in files if file.path in seen]
-        listed[number] = [file for file in files if file.path not in seen]
-        seen |= {file.path for file in files}
-    warnings = [f"{path} is in data.sources more than once; it is read once" for path in again]
-    warnings += [
-        warning for files in listed.values() for file in files if (warning := _warning(file))
-    ]
-    warnings += [
-        warning
-        for path, listing in zip(paths, listings, strict=True)
-        for warning in told(path, listing[1])
-    ]
-    found = [file for files in listed.values() for file in files]
+    listed, warnings = _list_once(data.mixture)
+    found = [*chain.from_iterable(listed.values())]
     total, few = sum(file.size for file in found), _are_few(found, data.validation_fraction)
     aim, units = _aim(total), list[Unit]()
     for source, files in listed.items():
         units += _cut(files, aim, source, len(units))
     identity = hashlib.sha256(json.dumps([asdict(unit) for unit in units]).encode()).hexdigest()
-    return UnitPlan(tuple(units), len(seen), total, identity, tuple(warnings), few)
+    return UnitPlan(tuple(units), len(found), total, identity, tuple(warnings), few)
+
+
+def _list_once(sources: Iterable[Source]) -> tuple[dict[int, list[SourceFile]], list[str]]:
+    """Returns the files of each source by its number, and warnings. A file belongs to the first
+    source that contains it.
+    """
+    listed, unread = dict[int, list[SourceFile]](), list[str]()
+    seen, numbers, again = set[str](), dict[str, int](), dict[str, None]()
+    for number, source in enumerate(sources):
+        if numbers.setdefault(source.path, number) != number:
+            again[source.path] = None
+            continue
+        files, skipped = _entry(number, source)
+        again |= dict.fromkeys(file.path for file in files if file.path in seen)
+        listed[number] = [file for file in files if file.path not in seen]
+        seen |= {file.path for file in files}
+        unread += told(source.path, skipped)
+    twice = [f"{path} is in data.sources more than once; it is read once" for path in again]
+    large = filter(None, map(_warning, chain.from_iterable(listed.values())))
+    return listed, [*twice, *large, *unread]
 
 
 def titles(data: Data) -> tuple[str, ...]:

@@ -116,38 +116,12 @@ class UnitWork:
             manifest.write(self.store, manifest.unit_name(record.index), record)
 
     def _encode(self, unit: Unit, encoder: TextEncoder, notes: tuple[str, ...]) -> Draft:
-        text_bytes = documents = checked = done = 0
-        text_field, bad = (
-            self.data.text_field_of(unit.source),
-            Skipped(self.data.on_bad_record == STOP),
-        )
+        bad = Skipped(self.data.on_bad_record == STOP)
         with ExitStack() as stack:
             writers = {split: stack.enter_context(self._writer(split, unit)) for split in SPLITS}
-            for number, batch in enumerate(in_batches(self._documents(unit, text_field, bad))):
-                tokens = read = 0
-                for split, texts in divide(
-                    batch, self.data.validation_fraction, self.preparation.few
-                ).items():
-                    read += len(texts)
-                    # A long text is always the last of its batch.
-                    long = texts.pop() if len(texts[-1]) > LONG else ""
-                    if texts:
-                        ids, offsets = encoder.encode(texts)
-                        checked += self._check(texts, ids, offsets, encoder, unit.index + number)
-                        tokens += writers[split].add(ids, offsets)
-                    tokens += _add_long(long, encoder, writers[split]) if long else 0
-                text_bytes, documents = (
-                    text_bytes + sum(document.size for document in batch),
-                    documents + read,
-                )
-                consumed = min(sum(document.consumed for document in batch), unit.bytes - done)
-                done += consumed
-                self.meter.add(bytes_=consumed, documents=read, tokens=tokens)
+            text_bytes, documents, checked = self._write(unit, encoder, writers, bad)
             files = stack.pop_all()
         bad.require_few(documents)
-        # Count the remaining bytes: headers, blank lines, and bytes that a decompressor has read
-        # ahead.
-        self.meter.add(bytes_=unit.bytes - done)
         record = UnitRecord(
             index=unit.index,
             source=unit.source,
@@ -170,9 +144,49 @@ class UnitWork:
         )
         return Draft(record, writers, files)
 
-    def _documents(self, unit: Unit, text_field: str, bad: Skipped) -> Iterator[Document]:
+    def _write(
+        self, unit: Unit, encoder: TextEncoder, writers: dict[str, ShardWriter], bad: Skipped
+    ) -> tuple[int, int, int]:
+        """Writes a unit's tokens. Returns its bytes of text, its documents, and the number of these
+        that were compared with the reference.
+        """
+        text_bytes = documents = checked = done = 0
+        for number, batch in enumerate(in_batches(self._documents(unit, bad))):
+            read, tokens, compared = self._add(batch, encoder, writers, unit.index + number)
+            text_bytes += sum(document.size for document in batch)
+            documents, checked = documents + read, checked + compared
+            consumed = min(sum(document.consumed for document in batch), unit.bytes - done)
+            done += consumed
+            self.meter.add(bytes_=consumed, documents=read, tokens=tokens)
+        # Count the remaining bytes: headers, blank lines, and bytes that a decompressor has read
+        # ahead.
+        self.meter.add(bytes_=unit.bytes - done)
+        return text_bytes, documents, checked
+
+    def _add(
+        self,
+        batch: list[Document],
+        encoder: TextEncoder,
+        writers: dict[str, ShardWriter],
+        seed: int,
+    ) -> tuple[int, int, int]:
+        """Writes a batch's tokens. Returns its texts, its tokens and the compared texts."""
+        read = tokens = checked = 0
+        parts = divide(batch, self.data.validation_fraction, self.preparation.few)
+        for split, texts in parts.items():
+            read += len(texts)
+            # A long text is always the last of its batch.
+            long = texts.pop() if len(texts[-1]) > LONG else ""
+            if texts:
+                ids, offsets = encoder.encode(texts)
+                checked += self._check(texts, ids, offsets, encoder, seed)
+                tokens += writers[split].add(ids, offsets)
+            tokens += _add_long(long, encoder, writers[split]) if long else 0
+        return read, tokens, checked
+
+    def _documents(self, unit: Unit, bad: Skipped) -> Iterator[Document]:
         """Yields a unit's documents, with conversations rendered."""
-        documents = read_unit(unit, text_field, bad)
+        documents = read_unit(unit, self.data.text_field_of(unit.source), bad)
         if self.template is None:
             return documents
         self.template.rewrites = False

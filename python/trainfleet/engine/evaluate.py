@@ -15,6 +15,7 @@ from torch import Tensor
 from .. import devices
 from ..config import load_resolved
 from ..config.families import FAMILIES
+from ..config.types import Train
 from ..data import tokenizer as tokenizers
 from ..data.dataset import Dataset
 from ..models import GPT2, Bert, Llama, Network
@@ -22,7 +23,7 @@ from ..models.loss import IGNORED
 from ..run.run_folder import Run
 from ..trust.errors import telling
 from ..trust.safe_output import run_program
-from .batches import MicroBatch, samples_for, separator, split
+from .batches import MicroBatch, Samples, samples_for, separator, split
 from .generate import load, makes_no_numbers
 
 SEQUENCES = 512  # maximum number of validation sequences
@@ -88,30 +89,35 @@ def evaluate(run: Run) -> Scores:
         RunError: the run has no checkpoint, or the model's output is not finite.
     """
     model, dataset = load(run)
-    config, device = load_resolved(run.config), devices.nearest()
-    train, samples = config.train, samples_for(config, dataset)
-    count = max(1, min(SEQUENCES, samples.samples("validation", train.sequence_length)))
-    totals, targets = torch.zeros(4, dtype=torch.float64), []
-    for first in range(0, count, train.micro_batch_size):
-        size = min(train.micro_batch_size, count - first)
-        rows = samples.batch("validation", first, size, train.sequence_length, train.seed)
-        batch = split(device.upload(rows), separator(samples, train))
-        totals += score(model, batch)
-        targets.append(batch.targets[mask(model, batch.targets)].cpu())
+    config = load_resolved(run.config)
+    count, totals, targets = score_all(model, samples_for(config, dataset), config.train)
     if not totals.isfinite().all():
         raise makes_no_numbers(run)
     loss, right, pairs, guesses = totals.tolist()
-    commonest = torch.cat(targets).bincount().max().item()
-    of_pairs = pairs / count if isinstance(model, Bert) else None
-    per_byte = (
-        loss / math.log(2) / text_bytes(dataset, targets)
-        if FAMILIES[config.model.family].causal
-        else None
-    )
-    perplexity = math.exp(min(loss / guesses, LARGEST))
+    causal = FAMILIES[config.model.family].causal
     return Scores(
-        count, loss / guesses, perplexity, right / guesses, commonest / guesses, of_pairs, per_byte
+        count,
+        loss / guesses,
+        perplexity=math.exp(min(loss / guesses, LARGEST)),
+        accuracy=right / guesses,
+        baseline=torch.cat(targets).bincount().max().item() / guesses,
+        pair_accuracy=pairs / count if isinstance(model, Bert) else None,
+        bits_per_byte=loss / math.log(2) / text_bytes(dataset, targets) if causal else None,
     )
+
+
+def score_all(model: Network, samples: Samples, train: Train) -> tuple[int, Tensor, list[Tensor]]:
+    """Returns the number of validation sequences, their summed scores, and the scored targets."""
+    device, length = devices.nearest(), train.sequence_length
+    count = max(1, min(SEQUENCES, samples.samples("validation", length)))
+    totals, targets = torch.zeros(4, dtype=torch.float64), []
+    for first in range(0, count, train.micro_batch_size):
+        size = min(train.micro_batch_size, count - first)
+        rows = samples.batch("validation", first, size, length, train.seed)
+        batch = split(device.upload(rows), separator(samples, train))
+        totals += score(model, batch)
+        targets.append(batch.targets[mask(model, batch.targets)].cpu())
+    return count, totals, targets
 
 
 def text_bytes(dataset: Dataset, targets: list[Tensor]) -> int:
