@@ -36,15 +36,8 @@ def plan(variables: Variables, started: float) -> int:
     wish = Wish(*amounts(variables, "DAYS", "USD", "TOKENS"))
     if flag(variables, "JSON"):
         return _emit(variables, config, derived, bill)
-    if out and (wish != Wish() or flag(variables, "ANY")):
-        message = "saves the plan of one fleet, not a comparison of fleets"
-        raise ConfigError.of("OUT", message, next="make plan OUT=plan")
-    if flag(variables, "ANY"):
-        _say(_machines(variables, config, wish))
-        return 0
-    if wish != Wish():
-        _say(sizing_tables.answer(config, wish, bill))
-        return 0
+    if wish != Wish() or flag(variables, "ANY"):
+        return _compare(variables, config, bill, wish)
     prospect = _prospect(config, derived, bill)
     whole = bool(out) or not provisioning.shares_one_machine(config)
     whole = flag(variables, "VERBOSE", default=whole)
@@ -56,6 +49,16 @@ def plan(variables: Variables, started: float) -> int:
     if out:
         print(f"\nwritten to {out}/: {', '.join(proposal.write(plan, changes, out))}")
     print(f"\nnext: {_next(plan, prospect)}")
+    return 0
+
+
+def _compare(variables: Variables, config: Config, bill: Bill | None, wish: Wish) -> int:
+    """Prints a comparison of fleet sizes, or of all machines (ANY=1)."""
+    if "OUT" in variables:
+        message = "saves the plan of one fleet, not a comparison of fleets"
+        raise ConfigError.of("OUT", message, next="make plan OUT=plan")
+    sizes = sizing_tables.answer(config, wish, bill)
+    _say(_machines(variables, config, wish) if flag(variables, "ANY") else sizes)
     return 0
 
 
