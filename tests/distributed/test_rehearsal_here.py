@@ -15,10 +15,6 @@ from verbs import enter
 # A fault, and programs that every Python of its rehearsal runs first, each of which takes one mechanism out.
 WITHOUT = {
     "retries": ("rank-killed", "import trainfleet.watch.retry_loop as it; it.ATTEMPTS = 1"),
-    "fence": (
-        "rank-stopped",
-        "import trainfleet.backends.local as it; it.signal_group = lambda *_: True",
-    ),
     "watchdog": (
         "rank-stopped",
         "import trainfleet.health.watchdog as it; it.Sentry.look = lambda self: None",
@@ -60,4 +56,4 @@ def test_with_a_mechanism_taken_out_a_promise_is_broken(
     monkeypatch.setenv("PYTHONPATH", f"{site}{os.pathsep}{os.environ['PYTHONPATH']}")
     monkeypatch.setattr(rehearsal, "PATIENCE", 120.0)
     assert rehearse({"CONFIG": str(tmp_path / "config.yaml"), "FAULTS": fault}, 0.0) == 1
-    assert "BROKEN: " in capsys.readouterr().out
+    assert "BROKEN: the command ended with exit code" in capsys.readouterr().out
