@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
+from s3server import Application, serve
 from trainfleet.checkpoints.store import BROKEN, NAME, CheckpointStore
 from trainfleet.data import source_files
-from trainfleet.storage import s3
+from trainfleet.storage import files, s3
 from trainfleet.trust.errors import S3Error
 
 Pages = Iterable[dict[str, Any]]
@@ -123,6 +124,31 @@ def test_a_page_that_is_no_listing_is_no_empty_prefix(
     listing([page])
     with pytest.raises(S3Error, match="S3 sent an invalid response"):
         RUN.steps()
+
+
+PAGE = b"<html>Sign in to use this network</html>"
+
+
+def upload(address: str) -> None:
+    with files.upload_stream(address) as stream:
+        stream.write(bytes(s3.PART + 1))
+
+
+@pytest.mark.parametrize("request_", [
+    lambda to: s3.read(to), lambda to: s3.read_range(to, 0, 4), lambda to: s3.read_range(to, 0, len(PAGE)), lambda to: s3.stat(to),
+    lambda to: s3.write(to, b"x"), lambda to: s3.write_if(to, b"x", ""), lambda to: s3.copy(to, f"{to}.broken"), upload,
+    lambda to: s3.list_objects(to), lambda to: s3.list_folders(to), lambda to: s3.abort_uploads(to), lambda to: RUN.commit(4, "marker"),
+], ids=str)  # fmt: skip
+def test_a_proxy_s_page_is_no_answer_to_any_request(request_: Callable[[str], object]) -> None:
+    def wrap(application: Application) -> Application:
+        def page(environment: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+            start("200 OK", [("Content-Type", "text/html"), ("Content-Length", str(len(PAGE)))])
+            return [PAGE]
+
+        return page
+
+    with serve(wrap), pytest.raises(S3Error, match="S3 sent an invalid response"):
+        request_("s3://bucket/runs/one/file")
 
 
 def test_a_bucket_elsewhere_says_where(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,6 +47,13 @@ LISTED = 10**7  # maximum entries per listing, because a faulty server may never
 BATCH = 1000  # maximum objects that S3 removes per request
 # Every page of a listing contains at least one of these keys.
 LISTING = {"IsTruncated", "KeyCount", "Name", "Contents", "CommonPrefixes", "Uploads"}
+# field of each response by which it differs from a proxy's page; the default is ETag
+PROOFS = {
+    "create_multipart_upload": "UploadId",
+    "copy_object": "CopyObjectResult",
+    "delete_object": "ResponseMetadata",
+    "abort_multipart_upload": "ResponseMetadata",
+}
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 ABSENT = ("404", "NoSuchKey", "NotFound")
 CHANGED = ("412", "PreconditionFailed")
@@ -103,9 +110,8 @@ def list_folders(prefix: str) -> list[str]:
 
 def stat(address: str) -> Object | None:
     """Returns an object's size and ETag, or None if it does not exist."""
-    with explained(address):
-        head = request("head_object", address, unless=ABSENT)
-        return head and Object(address, head["ContentLength"], head["ETag"])
+    head = request("head_object", address, unless=ABSENT)
+    return head and Object(address, head["ContentLength"], head["ETag"])
 
 
 def read(address: str, most: int = SMALL) -> bytes | None:
@@ -144,9 +150,8 @@ def read_range(
 def write(address: str, content: bytes, **condition: str) -> str:
     """Writes a small object atomically. Returns its ETag, or "" if its condition failed."""
     unless = ABSENT + CHANGED if condition else ()
-    with explained(address):
-        answer = request("put_object", address, unless=unless, Body=content, **condition)
-        return str(answer["ETag"]) if answer else ""
+    answer = request("put_object", address, unless=unless, Body=content, **condition)
+    return str(answer["ETag"]) if answer else ""
 
 
 def write_if(address: str, content: bytes, version: str) -> str:
@@ -217,11 +222,14 @@ def request(call: str, address: str, *, unless: tuple[str, ...] = (), **words: A
         from botocore.exceptions import ClientError
 
         try:
-            return getattr(client(), call)(Bucket=bucket, Key=key, **words)
+            answer = getattr(client(), call)(Bucket=bucket, Key=key, **words)
         except ClientError as error:
             if error.response["Error"].get("Code") in unless:
                 return None
             raise
+        if not answer.get(field := PROOFS.get(call, "ETag")):
+            raise _unbelievable(address, f"the response has no {field}")
+        return answer
 
 
 @contextmanager
