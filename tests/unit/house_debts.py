@@ -20,6 +20,8 @@ DENSE = {  # more than 250 tokens
     "data/sources.py:plan_units",
     "data/work_units.py:UnitWork._encode",
     "engine/evaluate.py:evaluate",
+    "engine/record.py:Recorder.__init__",
+    "engine/record.py:Recorder.step",
     "images/building.py:build",
     "storage/sync_rules.py:changes",
     "hosts/collectives.py:try_collectives",

@@ -57,7 +57,7 @@ def recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recorder:
 
 def step(recorder: Recorder, number: int) -> None:
     recorder.progress.step = number
-    recorder.step(loss=3.0 - number / 10, norm=1.0, valid_loss=None, meters={"skipped": 0})
+    recorder.step(loss=3.0 - number / 10, norm=1.0, valid_loss=None, skipped=0, memory=1)
 
 
 def test_a_full_disk_ends_no_training_and_its_lines_follow(
@@ -156,8 +156,8 @@ def test_what_overflowed_is_told_apart_from_what_was_skipped(
     ]  # steps skipped and overflowed so far, and the loss scale
     for number, (skipped, overflowed, scale) in enumerate(told, 1):
         recorder.progress.step = number
-        meters = {"skipped": skipped, "loss_scale": scale, "overflowed": overflowed}
-        recorder.step(loss=3.0, norm=1.0, valid_loss=None, meters=meters)
+        more = {"loss_scale": scale, "overflowed": overflowed}
+        recorder.step(loss=3.0, norm=1.0, valid_loss=None, skipped=skipped, memory=1, more=more)
     found = [
         (event["event"], event["step"], event["steps"])
         for event in recorder.run.read_events()

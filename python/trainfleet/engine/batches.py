@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from operator import itemgetter
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -19,8 +19,6 @@ from ..data.masking import Masked
 from ..devices import Device
 from ..models.loss import IGNORED
 from ..run import run_folder
-
-Samples = Dataset | Masked
 
 
 class MicroBatch(NamedTuple):
@@ -99,6 +97,23 @@ def filled(batches: Iterable[MicroBatch], passes: int, blank: MicroBatch) -> Ite
             yield join(
                 [given, blank.each(itemgetter(slice(len(blank.inputs) - len(given.inputs))))]
             )
+
+
+class Samples(Protocol):
+    """Dataset interface that the engine requires, implemented by data.dataset.Dataset."""
+
+    @property
+    def end_of_document(self) -> int: ...
+
+    def samples(self, split: str, sequence_length: int) -> int: ...
+
+    def batch(
+        self, split: str, first: int, count: int, sequence_length: int, seed: int
+    ) -> np.ndarray: ...
+
+    def learned(
+        self, split: str, first: int, count: int, sequence_length: int, seed: int
+    ) -> int | None: ...
 
 
 def open_dataset(config: Config) -> Dataset:

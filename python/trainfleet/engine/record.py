@@ -46,19 +46,26 @@ class Recorder:
         loggers: Loggers | None = None,
         slowest: Slowest | None = None,
     ) -> None:
-        self.run = run
-        self.train = train
-        self.progress = progress
-        self.watch = watch
-        self.load = load
-        self.loggers = loggers
-        self.slowest = slowest
+        self.loggers, self.slowest = loggers, slowest
+        self.run, self.train, self.progress, self.watch, self.load = (
+            run,
+            train,
+            progress,
+            watch,
+            load,
+        )
         self.resumed = progress.step
-        self.last = self.resumed, 0.0  # step and training seconds as of the last metrics line
+        self.last = progress.step, 0.0  # step and training seconds as of the last metrics line
+        before = list(run.read_metrics())
+        self.lines = [line for line in before if line["step"] <= progress.step]
         # wall-clock time and time outside steps, as of the last metrics line
         self.written, self.apart = time.time(), dict.fromkeys(watch.apart, 0.0)
-        self.lines = self._lines_before()
-        run.record("began", step=self.resumed)
+        if lost := [line for line in before if line["step"] > progress.step]:
+            spans = [{key: line[key] for key in SPAN if key in line} for line in lost]
+            run.record(
+                "lost", step=progress.step, steps=lost[-1]["step"] - progress.step, spans=spans
+            )
+        run.record("began", step=progress.step)
         # seconds per stage in earlier attempts
         self.spent: dict[str, float] = run.read_results().get("seconds") or {}
         self.board: SummaryWriter | None = None
@@ -68,46 +75,46 @@ class Recorder:
         self.complained = False
         write_atomic(run.metrics, "".join(json.dumps(line) + "\n" for line in self.lines))
 
-    def _lines_before(self) -> list[Record]:
-        """Returns the metrics of earlier attempts, and records those after the resumed step as
-        lost.
-        """
-        before = list(self.run.read_metrics())
-        if lost := [line for line in before if line["step"] > self.resumed]:
-            spans = [{key: line[key] for key in SPAN if key in line} for line in lost]
-            steps = lost[-1]["step"] - self.resumed
-            self.run.record("lost", step=self.resumed, steps=steps, spans=spans)
-        return [line for line in before if line["step"] <= self.resumed]
-
-    def step(self, loss: float, norm: float, valid_loss: float | None, meters: Record) -> None:
+    def step(
+        self,
+        loss: float,
+        norm: float,
+        valid_loss: float | None,
+        skipped: int,
+        memory: int,
+        more: Record | None = None,
+    ) -> None:
         """Logs the metrics of the latest step.
 
-        `meters` contains the number of skipped steps, device metrics and the loss scale.
+        `more` contains device metrics and the loss scale.
         """
-        (logged, before), now, step = self.last, self.watch.training, self.progress.step
-        self.last = step, now
-        seconds = (now - before) / (step - logged)
+        (logged, before), now = self.last, self.watch.training
+        self.last = self.progress.step, now
+        seconds = (now - before) / (self.progress.step - logged)
         speed = self.train.global_batch_size * self.train.sequence_length / seconds
         line = {
-            "step": step,
+            "step": self.progress.step,
             "loss": loss,
             "tokens": self.progress.tokens,
             "tokens_per_second": round(speed, 1),
             "mfu": round(speed * self.load, 4),
-            "lr": learning_rate(self.train, step),
+            "lr": learning_rate(self.train, self.progress.step),
             "grad_norm": norm,
             "seconds": round(seconds, 4),
+            "memory_bytes": memory,
+            **{f"{name}_seconds": round(spent, 5) for name, spent in self.watch.parts().items()},
             **(self.slowest.measure() if self.slowest else {}),
-            **meters,
+            "skipped": skipped,
+            **(more or {}),
             **self._span(first=logged == self.resumed),
         }
-        text = f"step {step:,}  loss {loss:.4f}  {speed:.0f} tokens/s"
-        if valid_loss is not None:
-            line["valid_loss"] = valid_loss
-            text += f"  validation {valid_loss:.4f}"
         self._tell_skips(line)
-        self._append(line)
-        print(text, flush=True)
+        self._append(line if valid_loss is None else line | {"valid_loss": valid_loss})
+        validated = "" if valid_loss is None else f"  validation {valid_loss:.4f}"
+        print(
+            f"step {self.progress.step:,}  loss {loss:.4f}  {speed:.0f} tokens/s{validated}",
+            flush=True,
+        )
         if time.monotonic() - self.updated > RESULTS_EVERY:
             self._try(self.update)
 
@@ -116,12 +123,11 @@ class Recorder:
         self._record("sampled", step=self.progress.step, prompt=prompt, text=text)
 
     def _span(self, first: bool) -> dict[str, float]:
-        """Returns the seconds per part of this step, the current time, and the seconds since the
-        last line, both in total and per stage.
+        """Returns the current time, and the seconds since the last line, both in total and per
+        stage.
 
         watch/time_accounting.py reads these fields.
         """
-        parts = {f"{name}_seconds": round(spent, 5) for name, spent in self.watch.parts().items()}
         now, apart = time.time(), dict(self.watch.apart)
         since = {f"in_{name}": round(apart[name] - self.apart[name], 3) for name in apart}
         compiling = (
@@ -129,7 +135,7 @@ class Recorder:
         )
         span = round(now - self.written, 3)
         self.written, self.apart = now, apart
-        return parts | {"time": round(now, 3), "span": span, **since, **compiling}
+        return {"time": round(now, 3), "span": span, **since, **compiling}
 
     def _tell_skips(self, line: Record) -> None:
         """Records and prints the number of steps skipped since the last line, including fp16

@@ -16,7 +16,6 @@ from ..config.types import Train
 from ..data.dataset import Dataset
 from ..models.custom_model import module_at
 from ..process.install_paths import page
-from ..run.run_folder import Record
 from ..trust.errors import RunError
 from . import batches, generate
 from .batches import Batches, Samples
@@ -137,9 +136,8 @@ class Trainer:
         if self.device.tells_time:
             self.watch.tell()
         if recorder:
-            meters: Record = {"memory_bytes": self.device.memory_used(), "skipped": skipped}
-            meters |= self.device.meters() | (self.scale.meters() if self.scale else {})
-            recorder.step(loss, norm, valid_loss, meters)
+            meters = self.device.meters() | (self.scale.meters() if self.scale else {})
+            recorder.step(loss, norm, valid_loss, skipped, self.device.memory_used(), meters)
         if recorder and valid_loss is not None and self.train.sample_prompts:
             self.sample(recorder)
 

@@ -243,7 +243,8 @@ def seen(config: Config, tokens: int) -> str:
     """Returns a note with the number of epochs that training makes over a dataset of `tokens`
     tokens.
     """
-    taken = config.train.steps * config.step_tokens
+    train = config.train
+    taken = train.steps * train.global_batch_size * train.sequence_length
     return f"training sees {taken:,} tokens: {few_digits(taken / max(tokens, 1))} epochs"
 
 
