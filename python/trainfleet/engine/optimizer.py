@@ -16,9 +16,7 @@ from ..config.tables import named
 from ..config.types import Train
 from ..devices import Device
 from ..models.network import Network
-from .optimizers import AdamW, Lamb, Muon, RoundedAdamW, renew
-
-Settings = dict[str, Any]
+from .optimizers import AdamW, Group, Lamb, Muon, RoundedAdamW, renew
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,7 @@ class Making:
     inside: str
 
     @property
-    def settings(self) -> Settings:
+    def settings(self) -> Group:
         train = self.train
         return {
             "lr": train.learning_rate,
@@ -45,7 +43,7 @@ class Making:
             "eps": train.epsilon,
         }
 
-    def groups(self, **of_matrices: Any) -> list[Settings]:
+    def groups(self, **of_matrices: Any) -> list[Group]:
         """Returns one parameter group for matrices and one for vectors.
 
         Keyword arguments apply only to the matrices.
@@ -58,7 +56,7 @@ class Making:
         return [decayed, self.undecayed]
 
     @property
-    def undecayed(self) -> Settings:
+    def undecayed(self) -> Group:
         return {"params": list(self.vectors.values()), "weight_decay": 0.0}
 
 
@@ -120,7 +118,7 @@ def muon(of: Making) -> torch.optim.Optimizer:
     )
 
 
-def by_mesh(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def by_mesh(groups: list[Group]) -> list[Group]:
     """Splits parameter groups by device mesh.
 
     A fused optimizer step requires all parameters in a group to share a mesh.

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-Groups = Iterable[dict[str, Any]]
+Group = dict[str, Any]
 # Newton-Schulz coefficients: the quintic with the steepest slope at 0 (Jordan 2024, "Muon").
 QUINTIC = (3.4445, -4.7750, 2.0315)
 ROUNDS = 5
@@ -56,7 +56,9 @@ class AdamW(torch.optim.Optimizer):
 
     found_inf: Tensor | None = None
 
-    def __init__(self, groups: Groups, lr: float, betas: tuple[float, float], eps: float) -> None:
+    def __init__(
+        self, groups: Iterable[Group], lr: float, betas: tuple[float, float], eps: float
+    ) -> None:
         super().__init__(
             list(groups),
             {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0, "matrix": False},
@@ -69,7 +71,7 @@ class AdamW(torch.optim.Optimizer):
             for parameters in self.together(group):
                 self._update(parameters, group, keep)
 
-    def _update(self, parameters: list[Tensor], group: dict[str, Any], keep: Any) -> None:
+    def _update(self, parameters: list[Tensor], group: Group, keep: Any) -> None:
         for parameter, change in zip(
             parameters, self.changes(parameters, group, keep), strict=True
         ):
@@ -78,13 +80,11 @@ class AdamW(torch.optim.Optimizer):
             )
             parameter.sub_(change * (keep * group["lr"]))
 
-    def together(self, group: dict[str, Any]) -> Iterable[list[Tensor]]:
+    def together(self, group: Group) -> Iterable[list[Tensor]]:
         """Yields lists of parameters that have gradients, each to be updated as one batch."""
         return ([parameter] for parameter in group["params"] if parameter.grad is not None)
 
-    def changes(
-        self, parameters: list[Tensor], group: dict[str, Any], keep: Any
-    ) -> Iterable[Tensor]:
+    def changes(self, parameters: list[Tensor], group: Group, keep: Any) -> Iterable[Tensor]:
         """Returns the update of each parameter, as computed by `change`."""
         return (
             self.change(parameter, self.gradient(parameter), group, keep)
@@ -106,9 +106,7 @@ class AdamW(torch.optim.Optimizer):
 
     decays_in_change = False
 
-    def change(
-        self, parameter: Tensor, gradient: Tensor, group: dict[str, Any], keep: Any
-    ) -> Tensor:
+    def change(self, parameter: Tensor, gradient: Tensor, group: Group, keep: Any) -> Tensor:
         """Returns the parameter's update, before it is multiplied by the learning rate.
 
         This is Adam's update with bias correction (Kingma and Ba 2014, arXiv:1412.6980). Updates
@@ -148,9 +146,7 @@ class Lamb(AdamW):
 
     decays_in_change = True
 
-    def change(
-        self, parameter: Tensor, gradient: Tensor, group: dict[str, Any], keep: Any
-    ) -> Tensor:
+    def change(self, parameter: Tensor, gradient: Tensor, group: Group, keep: Any) -> Tensor:
         change = super().change(parameter, gradient, group, keep)
         if not group["matrix"]:
             return change
@@ -170,7 +166,7 @@ class Muon(AdamW):
     """
 
     def __init__(
-        self, groups: Groups, format_: torch.dtype = torch.float32, **settings: Any
+        self, groups: Iterable[Group], format_: torch.dtype = torch.float32, **settings: Any
     ) -> None:
         """Creates the optimizer.
 
@@ -179,7 +175,7 @@ class Muon(AdamW):
         super().__init__(groups, **settings)
         self.format = format_
 
-    def together(self, group: dict[str, Any]) -> Iterable[list[Tensor]]:
+    def together(self, group: Group) -> Iterable[list[Tensor]]:
         if not group["matrix"]:
             yield from super().together(group)
             return
@@ -192,9 +188,7 @@ class Muon(AdamW):
                 parameters[start : start + most] for start in range(0, len(parameters), most)
             )
 
-    def changes(
-        self, parameters: list[Tensor], group: dict[str, Any], keep: Any
-    ) -> Iterable[Tensor]:
+    def changes(self, parameters: list[Tensor], group: Group, keep: Any) -> Iterable[Tensor]:
         if not group["matrix"]:
             return super().changes(parameters, group, keep)
         straight = orthogonal(
@@ -208,7 +202,7 @@ class Muon(AdamW):
         )
         return [placed(matrix, each) for matrix, each in zip(whole_again, parameters, strict=True)]
 
-    def _look_ahead(self, parameter: Tensor, group: dict[str, Any], keep: Any) -> Tensor:
+    def _look_ahead(self, parameter: Tensor, group: Group, keep: Any) -> Tensor:
         """Updates the momentum and returns Nesterov's look-ahead: a blend of gradient and new
         momentum.
         """
@@ -298,7 +292,7 @@ class RoundedAdamW(AdamW):
 
     def __init__(
         self,
-        groups: Groups,
+        groups: Iterable[Group],
         names: Mapping[nn.Parameter, str],
         seed: int,
         step: Step,
@@ -350,7 +344,7 @@ class RoundedAdamW(AdamW):
         return self.extents[parameter]
 
 
-def numbers_of(group: dict[str, Any], device: torch.device) -> list[Tensor]:
+def numbers_of(group: Group, device: torch.device) -> list[Tensor]:
     """Returns the learning rate, weight decay, betas and epsilon as 0-d tensors.
 
     They are filled on the device to avoid a blocking copy. Floats would be baked into the compiled

@@ -37,6 +37,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TextIO
 
 from ..process import file_systems
 from ..trust import untrusted_input
@@ -284,10 +285,13 @@ def ask(folder: Path) -> None:
 
     Every live rank writes a dump within two heartbeats (heartbeat.EVERY).
     """
-    path = folder / FOLDER / DUMP
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w", encoding="utf-8", opener=untrusted_input.opener) as file:
+    with _created(folder / FOLDER / DUMP) as file:
         file.write(str(time.time()))
+
+
+def _created(path: Path) -> TextIO:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return open(path, "w", encoding="utf-8", opener=untrusted_input.opener)
 
 
 def asked(folder: Path) -> str:
@@ -300,9 +304,7 @@ def asked(folder: Path) -> str:
 
 def dump(folder: Path, rank: int) -> None:
     """Writes the Python stacks of all threads in this process."""
-    path = folder / "logs" / f"stacks-rank-{rank}.txt"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w", encoding="utf-8", opener=untrusted_input.opener) as file:
+    with _created(folder / "logs" / f"stacks-rank-{rank}.txt") as file:
         faulthandler.dump_traceback(file, all_threads=True)
 
 

@@ -221,20 +221,18 @@ class History:
         remedy = "raise data.validation_fraction or add text, and change data.name"
         return f"no validation loss: the validation text is too short; {remedy}"
 
+    def _latest(self, *kinds: str) -> list[Record]:
+        """Returns the events since the latest one of these kinds, or all if there is none."""
+        places = [place for place, event in enumerate(self.events) if event["event"] in kinds]
+        return self.events[max(places, default=0) :]
+
     @property
     def silent(self) -> list[str]:
         """Returns a warning for each service in train.loggers that has failed since the latest
         launch.
         """
-        launch = max(
-            (
-                index
-                for index, event in enumerate(self.events)
-                if event["event"] in ("launched", "restarted")
-            ),
-            default=0,
-        )
-        failed = [event for event in self.events[launch:] if event["event"] == "logger-failed"]
+        launch = self._latest("launched", "restarted")
+        failed = [event for event in launch if event["event"] == "logger-failed"]
         return [f"{event.get('service')} has failed: {event.get('message')}" for event in failed]
 
     @property
@@ -259,12 +257,8 @@ class History:
         """
         if self.status not in ("failed", "interrupted"):
             return None
-        launch = max(
-            (index for index, event in enumerate(self.events) if event["event"] == "launched"),
-            default=0,
-        )
         # first event of each kind
-        first = {event["event"]: event for event in reversed(self.events[launch:])}
+        first = {event["event"]: event for event in reversed(self._latest("launched"))}
         fault, verdict = first.get("fault", {}), first.get("verdict", {})
         if not fault and not verdict:
             return None

@@ -52,13 +52,13 @@ class Budget:
         events, lingers = self.run.read_events(), self.bill.lingers
         if not any(event["event"] == "launched" for event in events):
             return 0.0
-        usd = self.bill.uncounted(self.nodes) + self.bill.node * node_hours(
-            events, now, lingers, under_way
-        )
+        # The rest is also paid while the nodes are queued.
+        alone = [event | {"nodes": 1} if "nodes" in event else event for event in events]
+        beside = [event for event in alone if event["event"] != "queued"]
         return (
-            usd + self.bill.rest * hours_beside(events, now, lingers, under_way)
-            if self.bill.rest
-            else usd
+            self.bill.uncounted(self.nodes)
+            + self.bill.node * node_hours(events, now, lingers, under_way)
+            + self.bill.rest * node_hours(beside, now, lingers, under_way)
         )
 
     def words(self) -> str:
@@ -126,20 +126,6 @@ def node_hours(
         return hours
     passed = max(0.0, now - since) / 3600
     return hours + nodes * (passed if under_way else min(passed, lingers))
-
-
-def hours_beside(
-    events: Iterable[Record], now: float | None = None, lingers: float = 0.0, under_way: bool = True
-) -> float:
-    """Returns the hours during which a run pays for resources other than nodes: node time plus
-    queue time.
-    """
-    alone = (
-        {**event, "nodes": 1} if "nodes" in event else event
-        for event in events
-        if event["event"] != "queued"
-    )
-    return node_hours(alone, now, lingers, under_way)
 
 
 def _waits(event: Record, waits: bool) -> bool:
