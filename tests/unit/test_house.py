@@ -17,8 +17,8 @@ from test_walls import FILES, PACKAGE, room_of
 from trainfleet.trust import errors
 
 LONGEST_FILE = 450  # lines
-ROOMS, ARROWS = 25, 147  # at most
-ALL_TOKENS, MODULES = 426710, 312  # at most
+MOST_ROOMS, MOST_ARROWS = 25, 147
+ALL_TOKENS, ALL_MODULES = 426658, 312  # of python/, at most
 MOST_TOKENS, MOST_DECISIONS = 250, 12  # of a function
 # From the street down: a room imports only what is below it.
 FLOORS = (
@@ -226,13 +226,13 @@ def test_the_sum_of_tokens_and_modules_does_not_grow() -> None:
     files = [*(PACKAGE.parent).rglob("*.py")]
     tokens = sum(sum(tokens_by_line(path.read_text()).values()) for path in files)
     print(f"{tokens} tokens in {len(files)} files")
-    assert tokens <= ALL_TOKENS and len(files) <= MODULES
+    assert tokens <= ALL_TOKENS and len(files) <= ALL_MODULES
 
 
 def test_rooms_and_arrows_do_not_multiply() -> None:
     rooms, arrows = rooms_and_arrows()
     print(f"{rooms} rooms, {arrows} arrows between them, {len(graph())} files")
-    assert rooms <= ROOMS and arrows <= ARROWS
+    assert rooms <= MOST_ROOMS and arrows <= MOST_ARROWS
 
 
 def test_no_name_of_a_file_is_without_use() -> None:
