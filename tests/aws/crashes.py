@@ -17,7 +17,7 @@ import yaml
 from trainfleet import cli
 from trainfleet.backends import backend_of, ec2
 from trainfleet.backends.run_storage import BucketPlace
-from trainfleet.cloud import cloudformation, inventory, sweep
+from trainfleet.cloud import cloudformation, inventory
 from trainfleet.cloud.template_inputs import own_tags
 from trainfleet.hosts import host_setup
 from trainfleet.hosts.host_results import Host, HostFailure
@@ -79,7 +79,7 @@ class World:
         with tempfile.TemporaryDirectory() as folder, aws(self.account) as patch:
             paces = (
                 (cloudformation, "POLL", 60.0),
-                (sweep, "AGAIN", 60.0),
+                (inventory, "PAUSE", 60.0),
                 (inventory, "AGAIN", 5.0),
                 (run_location, "PATIENCE", 0.0),
             )

@@ -19,7 +19,7 @@ from trainfleet.backends.ec2 import Ec2, StackHosts
 from trainfleet.backends.head import HEAD
 from trainfleet.cli import plan as plan_verb
 from trainfleet.cli.fleet import setup
-from trainfleet.cloud.unsupported import refuse
+from trainfleet.cloud.checks import refuse
 from trainfleet.config import Config, Settings, load
 from trainfleet.plan.estimate import PAID, Bill
 from trainfleet.run.run_folder import Run, append_line

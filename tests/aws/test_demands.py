@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from aws.fleets import every, fleet
-from trainfleet.cloud.unsupported import MOST_NODES, refuse
+from trainfleet.cloud.checks import MOST_NODES, refuse
 
 LUSTRE_EFA = {"fsx_efa": True, "fsx_type": "persistent", "fsx_size_gib": 19200}
 

@@ -251,7 +251,7 @@ def test_what_holds_data_stays_and_is_listed_until_it_is_purged(
 def test_a_stranger_in_our_network_is_left_alone_and_named(
     account: Account, config: Config
 ) -> None:
-    from trainfleet.cloud.sweep import strangers as named
+    from trainfleet.cloud.inventory import strangers as named
 
     fleet, said = make(config)
     subnet = next(thing for thing in account.of("subnet") if thing.made_by)

@@ -12,8 +12,16 @@ import pytest
 
 from aws.fleets import INPUTS, every, fleet
 from aws.rules import described, judge
-from trainfleet.cloud.instances import Interface, addresses, interfaces, quota_of
-from trainfleet.cloud.template import MOST_BYTES, read_back, render, template
+from trainfleet.cloud.template import (
+    MOST_BYTES,
+    Interface,
+    addresses,
+    interfaces,
+    quota_of,
+    read_back,
+    render,
+    template,
+)
 from trainfleet.cloud.template_inputs import Inputs, bucket_of, slug, stack_name
 from trainfleet.cloud.template_storage import refuse_size
 from trainfleet.config import Config

@@ -11,7 +11,7 @@ import pytest
 
 from s3server import serve
 from trainfleet.backends.aws_managed import PATIENCE, Console, Consoles
-from trainfleet.cloud import calls, log_streams
+from trainfleet.cloud import calls
 from trainfleet.cloud.calls import Calls
 from trainfleet.storage import s3
 from trainfleet.trust.errors import CloudError
@@ -128,14 +128,14 @@ def test_who_may_not_read_is_told_so(logs: Logs) -> None:
 
 def test_a_scheduler_s_lines_have_their_time_and_ours_keep_their_own(logs: Logs) -> None:
     logs.kept["zero"] = ["two\nlines", "rank 3  07:01:02.345 | step 1"]
-    found, token = log_streams.read(Calls("us-east-1"), "g", "zero")
+    found, token = calls.read_log(Calls("us-east-1"), "g", "zero")
     clock = time.strftime("%H:%M:%S", time.localtime(1_790_000_000))
     assert found == [
         f"scheduler  {clock}.123 | two",
         f"scheduler  {clock}.123 | lines",
         "rank 3  07:01:02.345 | step 1",
     ]
-    assert token == "f/2" and log_streams.read(Calls("us-east-1"), "g", "zero", token) == (
+    assert token == "f/2" and calls.read_log(Calls("us-east-1"), "g", "zero", token) == (
         [],
         "f/2",
     )

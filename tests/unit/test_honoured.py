@@ -12,7 +12,7 @@ import pytest
 
 from trainfleet.backends import backend_of, sagemaker_request, supported_keys, terms_of
 from trainfleet.backends.slurm import cluster_file
-from trainfleet.cloud import scheduler_template, template, unsupported
+from trainfleet.cloud import checks, scheduler_template, template
 from trainfleet.cloud.prices import by_table
 from trainfleet.cloud.spending import of_batch
 from trainfleet.cloud.template_inputs import Inputs
@@ -72,9 +72,9 @@ OTHERS: dict[str, dict[str, Any]] = {
 LATER = {
     "fleet.hosts": "hosts/fleet.py", "fleet.ssh": "hosts", "fleet.exclusive": "backends/ssh.py", "fleet.install_docker": "hosts/install_steps.py",
     "fleet.spot": "engine/__main__.py", "fleet.python": "hosts/install_steps.py", "fleet.aws.region": "cloud/calls.py",
-    "fleet.fsx": "hosts/install_steps.py", "fleet.aws.zones": "cloud/discovery.py", "fleet.aws.key_pair": "cloud/instances.py",
+    "fleet.fsx": "hosts/install_steps.py", "fleet.aws.zones": "cloud/discovery.py", "fleet.aws.key_pair": "cloud/template.py",
     "fleet.aws.ami": "cloud/discovery.py", "fleet.aws.vpc": "cloud/template_parts.py", "fleet.slurm": "backends/slurm",
-    "fleet.sagemaker": "backends/sagemaker.py", "fleet.batch": "backends/batch.py", "fleet.aws.reservation": "cloud/instances.py",
+    "fleet.sagemaker": "backends/sagemaker.py", "fleet.batch": "backends/batch.py", "fleet.aws.reservation": "cloud/template.py",
 }  # fmt: skip
 FLEET = [
     ".".join(key)
@@ -176,7 +176,7 @@ def test_a_key_counts_or_is_refused(kind: str, key: str) -> None:
 
 def takes_effect(kind: str, before: Config, after: Config) -> bool:
     """Whether it is planned otherwise, or a rule says why not."""
-    rules = {"ec2": unsupported.refuse, "batch": unsupported.refuse_of_scheduler, "parallelcluster": cluster_file.refuse,
+    rules = {"ec2": checks.refuse, "batch": checks.refuse_of_scheduler, "parallelcluster": cluster_file.refuse,
              "sagemaker": sagemaker_request.refuse}  # fmt: skip
     refused = [*rules[kind](after)] if kind in rules else []
     return bool(refused) or planned(kind, before) != planned(kind, after)

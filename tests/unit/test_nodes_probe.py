@@ -13,9 +13,8 @@ from trainfleet.config import Settings, load
 from trainfleet.config.host_list import Host
 from trainfleet.config.types import Config, Devices
 from trainfleet.hosts import node_checks, probe
-from trainfleet.hosts.facts import Facts, parse
+from trainfleet.hosts.facts import Facts, Gpu, parse, read_gpus, read_topology
 from trainfleet.hosts.fleet import wanted_of
-from trainfleet.hosts.gpus import Gpu, read_gpus, read_topology
 from trainfleet.launch import provisioning
 from trainfleet.node.entrypoint import CARDS, found_here
 from trainfleet.process.rdma_adapters import Port, fastest, listed, ports_here, read_port

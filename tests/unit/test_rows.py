@@ -39,7 +39,7 @@ KINDS: dict[str, tuple[set[str], tuple[str, ...], str]] = {
 }
 ALLOWED = {  # what is no comparison with a row's name, by file and name
     ("hardware/accelerators.py", "trn1"), ("hardware/accelerators.py", "trn2"),  # a device, as its driver calls it
-    ("cloud/instances.py", "p5"),  # a class of quotas
+    ("cloud/template.py", "p5"),  # a class of quotas
     ("data/hub_datasets.py", ".md"), ("data/bad_records.py", ".zst"),  # a dataset's card; what a command unpacks
 }  # fmt: skip
 LOOK_UPS = {"get", "startswith", "endswith", "fromkeys", "pop", "setdefault"}

@@ -210,7 +210,7 @@ OPENS = {
     "trust/safe_output.py:_ended", "trust/safe_output.py:discard", "trust/safe_output.py:install", "data/encoders.py:muted", "node/entrypoint.py:write_reason",
     # the program's own
     "backends/skeleton/__init__.py:write", "backends/slurm/cluster_file.py:node_script", "cli/__init__.py:described", "report/all_runs.py:page",
-    "cloud/instances.py:user_data", "config/tables.py:read_table", "hardware/accelerators.py:_rows", "launch/compiling.py:_code",
+    "cloud/template.py:user_data", "config/tables.py:read_table", "hardware/accelerators.py:_rows", "launch/compiling.py:_code",
     "hosts/facts.py:read", "hosts/install_steps.py:lock_hash", "hosts/platform.py:_read", "hosts/platform.py:ask", "hosts/tar.py:code_files",
     "process/install_paths.py:sources_of",
     "process/install_paths.py:version", "recipes/__init__.py:_read", "report/html.py:write",

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ..cloud import checks, clock, cloudformation, log_streams, plan_text, spending
+from ..cloud import calls, checks, clock, cloudformation, plan_text, spending
 from ..cloud.calls import Calls, region_of
 from ..cloud.capacity import NOTHING, Paid, PrepaidCapacity
 from ..cloud.checks import Check
@@ -130,7 +130,7 @@ class Consoles:
                 log.unlink(missing_ok=True)
                 continue
             size = records.size_of(log) if stream in self.tokens else 0
-            lines, self.tokens[stream] = log_streams.read(
+            lines, self.tokens[stream] = calls.read_log(
                 self.calls, console.group, stream, self.tokens.get(stream, "")
             )
             if lines or not size:

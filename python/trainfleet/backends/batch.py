@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from ..cloud import checks, scheduler_template, spending, unsupported
+from ..cloud import checks, scheduler_template, spending
 from ..cloud.prices import Prices, by_table
 from ..cloud.scheduler_template import DISK
 from ..cloud.template_inputs import slug, stack_name, tokenizing_queue
@@ -85,7 +85,7 @@ class Batch(Hosted):
     @staticmethod
     def refuse(config: Config) -> Refusals:
         yield from Batch.lacks(config)
-        yield from unsupported.refuse_of_scheduler(config)
+        yield from checks.refuse_of_scheduler(config)
         if config.fleet.spot or config.fleet.aws.capacity == "spot":
             yield (
                 "fleet.spot",

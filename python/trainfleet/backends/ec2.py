@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from ..cloud import spending, template_storage, unsupported
+from ..cloud import checks, spending, template_storage
 from ..cloud.baking import Oven
 from ..cloud.calls import Calls, region_of, through_agent
 from ..cloud.capacity import Blocks, Paid
@@ -273,7 +273,7 @@ class Ec2(Ssh):
     @staticmethod
     def refuse(config: Config) -> Refusals:
         yield from Ssh.refuse(config)
-        yield from unsupported.refuse(config)
+        yield from checks.refuse(config)
         if config.fleet.hosts and HEAD not in os.environ:  # on the head, the config lists the hosts
             yield (
                 "fleet.hosts",

@@ -24,10 +24,9 @@ import yaml
 from ..cloud import checks, clock, permissions, plan_text
 from ..cloud.calls import Calls, passing
 from ..cloud.capacity import NOTHING, Paid, PrepaidCapacity
-from ..cloud.instances import BUILDER_TYPE
-from ..cloud.inventory import OwnedResource, costing, require_seen, total, weighed
+from ..cloud.inventory import OwnedResource, costing, require_seen, strangers, total, weighed
 from ..cloud.stack_nodes import FleetStack, Foreseen, StackNode
-from ..cloud.sweep import strangers
+from ..cloud.template import BUILDER_TYPE
 from ..cloud.template_inputs import Inputs
 from ..config import Config
 from ..config.host_list import Host

@@ -20,9 +20,8 @@ from functools import partial
 from typing import Any
 
 from ..cloud import checks, quotas, scheduler_template
-from ..cloud.calls import passing
+from ..cloud.calls import log_streams, passing
 from ..cloud.capacity import TrainingPlans
-from ..cloud.log_streams import streams
 from ..cloud.prices import Prices
 from ..cloud.resource_types import ENDED, LOGS
 from ..cloud.spending import Spending, of_sagemaker
@@ -223,7 +222,7 @@ class SageMaker(Hosted):
         if record is None or "TrainingStartTime" not in record:
             return None
         newest: dict[int, str] = {}
-        for name in streams(self.calls, LOGS, f"{handle.id}/algo-"):
+        for name in log_streams(self.calls, LOGS, f"{handle.id}/algo-"):
             if match := STREAM.fullmatch(name):
                 # after a restart, the newer stream has the higher number
                 newest[int(match[1]) - 1] = max(name, newest.get(int(match[1]) - 1, ""))

@@ -13,9 +13,9 @@ from ..trust.errors import CloudError, ConfigError, NotAsked
 from . import clock
 from .baking import fitting
 from .calls import Calls, Row, partition_of, passing
-from .instances import capacity_of
 from .resource_types import is_ours
 from .resource_types import tags_of as tags
+from .template import capacity_of
 from .template_inputs import SCHEDULERS, Inputs, bucket_of
 
 ROOT = "/dev/sda1"  # the root device of Ubuntu's images

@@ -14,7 +14,8 @@ from ..config.types import Config, Queue
 from ..hardware import node_types
 from . import template_parts
 from .calls import Calls, Row, passing
-from .instances import (
+from .resource_types import has_our_tags, instances
+from .template import (
     BUILDER_TYPE,
     BUILDER_VCPUS,
     QUOTAS,
@@ -25,7 +26,6 @@ from .instances import (
     interfaces,
     quota_of,
 )
-from .resource_types import has_our_tags, instances
 from .template_inputs import Inputs
 from .template_storage import makes_file_system
 

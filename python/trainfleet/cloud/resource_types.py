@@ -18,9 +18,8 @@ from typing import Any
 from ..config.tables import read_table
 from ..trust.errors import CloudError
 from . import repository
-from .calls import DENIED, Calls, Json, Row, passing
+from .calls import DENIED, Calls, Json, Row, log_streams, passing
 from .cloudformation import CONFIG, OURS, PROJECT
-from .log_streams import streams
 from .template_inputs import own_tags, slug
 
 Things = Iterator[tuple[str, dict[str, str], Row]]  # id, tags, and the service's row
@@ -337,7 +336,7 @@ def _remove_job(calls: Calls, which: str, row: Row) -> object:
 def _remove_log(calls: Calls, job: str) -> None:
     """Deletes a job's streams in SageMaker's log group, unless the caller's permissions lack it."""
     with passing(*DENIED):
-        for stream in streams(calls, LOGS, f"{job}/"):
+        for stream in log_streams(calls, LOGS, f"{job}/"):
             calls("logs", "DeleteLogStream", logGroupName=LOGS, logStreamName=stream)
 
 

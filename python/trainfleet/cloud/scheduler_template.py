@@ -24,9 +24,8 @@ from ..config.derive import tokenizing
 from ..hardware import node_types
 from ..trust.errors import CloudError
 from .calls import Json
-from .instances import attached, hardened, interfaces, placement, reserved, together
 from .stack_nodes import FleetStack, Slots, StackNode
-from .template import assemble
+from .template import assemble, attached, hardened, interfaces, placement, reserved, together
 from .template_inputs import SCHEDULERS, Inputs, stack_name, tags_of, tokenizing_queue
 from .template_parts import (
     AGENT,

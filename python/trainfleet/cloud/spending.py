@@ -16,8 +16,8 @@ from ..config.derive import tokenizing
 from ..config.tables import read_table
 from ..config.types import Config, Fsx, Queue
 from ..plan.estimate import Bill, BillStage
-from .instances import HEAD_GIB, builds_first, capacity_of
 from .prices import GB, GIB_MONTH, OF_SAGEMAKER, TABLE, Price, Prices, by_table, of
+from .template import HEAD_GIB, builds_first, capacity_of
 from .template_storage import has_file_system, makes_file_system
 
 STAGES = {

@@ -28,11 +28,10 @@ from .cloudformation import (
     explain,
     is_capacity,
 )
-from .instances import BUILDER, BUILDER_TYPE, NODE, builds_first, capacity_of
-from .inventory import BESIDE, OwnedResource, find, surely
+from .inventory import BESIDE, OwnedResource, Say, Sweep, find, surely
 from .resource_types import has_our_tags, instances
 from .resource_types import tags_of as tags
-from .sweep import Say, Sweep
+from .template import BUILDER, BUILDER_TYPE, NODE, builds_first, capacity_of
 from .template_inputs import Inputs, stack_name, tags_of
 
 Slots = tuple[int, ...]

@@ -56,7 +56,7 @@ class NodeType:
     can't have IP addresses, so a plain interface comes first. `lustre_efa` is the number of EFA
     interfaces that an FSx client uses. `nvme_gb` is the size of local disks. `sold` lists
     on-demand, spot and block; every type can be reserved. `quota` and `spot_quota` are the classes
-    of its quotas (cloud/instances.py), or "" if AWS has not published them. `sagemaker` tells
+    of its quotas (cloud/template.py), or "" if AWS has not published them. `sagemaker` tells
     whether SageMaker trains on it; its price per hour there may be None, if unknown.
     """
 

@@ -13,8 +13,7 @@ from ..config.types import Devices, Fleet
 from ..hardware.accelerators import Accelerator, find_accelerator, unsupported
 from ..hardware.node_types import RDMA, NodeType, same_size
 from ..process.rdma_adapters import Port, fastest
-from .facts import Facts
-from .gpus import Gpu
+from .facts import Facts, Gpu
 
 WORDS = {"efa": "EFA", "infiniband": "InfiniBand", "roce": "Ethernet (RoCE)"}
 # fraction of the expected Gbit/s or GiB below which a port or GPU is reported

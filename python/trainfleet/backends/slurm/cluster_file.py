@@ -19,8 +19,8 @@ import yaml
 
 from ...cloud import spending
 from ...cloud.calls import partition_of
-from ...cloud.instances import capacity_of
 from ...cloud.prices import Prices
+from ...cloud.template import capacity_of
 from ...cloud.template_inputs import LONGEST_WITH_DATABASE, cluster_name, own_tags, pairs
 from ...cloud.template_storage import makes_file_system, refuse_size, refuse_unmade
 from ...config import Config, Refusals

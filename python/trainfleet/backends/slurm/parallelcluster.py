@@ -21,11 +21,10 @@ from ...cloud import checks, plan_text
 from ...cloud.calls import Calls, passing
 from ...cloud.cloudformation import CONFIG
 from ...cloud.discovery import known, public_key
-from ...cloud.inventory import costing, surely
+from ...cloud.inventory import Sweep, costing, surely
 from ...cloud.prices import in_region
 from ...cloud.resource_types import tags_of
 from ...cloud.scheduler_template import NETWORK
-from ...cloud.sweep import Sweep
 from ...cloud.template_inputs import Inputs, cluster_name, own_tags, pairs
 from ...config import Config
 from ...config.tables import read_table
