@@ -277,6 +277,13 @@ def tune(device: DeviceSpeed, kind: str, efficiency: dict[str, float]) -> Device
     )
 
 
+def tokens_per_second(
+    work: Work, device: DeviceSpeed, constants: Constants = speed.FITTED
+) -> float:
+    """Tokens/s of one rank, as predicted."""
+    return work.step_tokens / speed.step_of(work, device, constants).total / work.world
+
+
 class Model:
     """The constants as one vector of logarithms, around where they began."""
 
@@ -312,7 +319,7 @@ class Model:
     def errors(self, vector: np.ndarray, rows: list[Any]) -> np.ndarray:
         constants, efficiency = self.unpack(vector)
         return np.array([
-            log(speed.tokens_per_second(work, tune(device, kind, efficiency), constants) / rate)
+            log(tokens_per_second(work, tune(device, kind, efficiency), constants) / rate)
             for _, _, work, kind, device, rate in rows
         ])  # fmt: skip
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from trainfleet.config import Settings, load, speed_inputs
-from trainfleet.config.speed import StepTime, step_of, tokens_per_second
+from trainfleet.config.speed import StepTime, step_of
 from trainfleet.config.speed_inputs import as_device, local_cpu, work_of
 from trainfleet.config.step_work import ON_CPUS, DeviceSpeed, HostOverheads, Work
 from trainfleet.hardware import accelerators, node_types
@@ -20,6 +20,7 @@ from trainfleet.plan.estimate import spread_of
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
 import fit_planner
+from fit_planner import tokens_per_second
 
 MEGATRON = 0.086  # by which the range of its rows is narrower (fit_planner.py --ranges)
 RECIPE = Path(node_types.__file__).parents[1] / "recipes/llama-3-8b-p5.yaml"

@@ -141,11 +141,6 @@ def _idle(at: Rank, one: float) -> float:
     return c.bubble * (one - ending) * (work.pipeline - 1) / work.interleave
 
 
-def tokens_per_second(work: Work, device: DeviceSpeed, constants: Constants = FITTED) -> float:
-    """Returns the throughput of one rank in tokens per second."""
-    return work.step_tokens / step_of(work, device, constants).total / work.world
-
-
 def _product(at: Rank, size: tuple[float, float], format_: str) -> float:
     """Returns the time to multiply a micro-batch's tokens by one matrix, in seconds.
 
