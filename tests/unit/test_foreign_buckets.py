@@ -138,7 +138,7 @@ def upload(address: str) -> None:
     lambda to: s3.read(to), lambda to: s3.read_range(to, 0, 4), lambda to: s3.read_range(to, 0, len(PAGE)), lambda to: s3.stat(to),
     lambda to: s3.write(to, b"x"), lambda to: s3.write_if(to, b"x", ""), lambda to: s3.copy(to, f"{to}.broken"), upload,
     lambda to: s3.list_objects(to), lambda to: s3.list_folders(to), lambda to: s3.abort_uploads(to), lambda to: RUN.commit(4, "marker"),
-], ids=str)  # fmt: skip
+])  # fmt: skip
 def test_a_proxy_s_page_is_no_answer_to_any_request(request_: Callable[[str], object]) -> None:
     def wrap(application: Application) -> Application:
         def page(environment: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
