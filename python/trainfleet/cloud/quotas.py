@@ -8,12 +8,11 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from ipaddress import ip_network
-from typing import Any
 
 from ..config.types import Config, Queue
 from ..hardware import node_types
 from . import template_parts
-from .calls import Calls, Row, passing
+from .calls import Calls, Json, Row, passing
 from .resource_types import has_our_tags, instances
 from .template import (
     BUILDER_TYPE,
@@ -182,7 +181,7 @@ def training(config: Config, calls: Calls, inputs: Inputs) -> Obstacles:
             yield Obstacle(f"{what} {row['Value']:g}", more)
 
 
-def _kind(row: dict[str, Any]) -> str:
+def _kind(row: Json) -> str:
     deployment = str(row.get("LustreConfiguration", {}).get("DeploymentType", ""))
     return deployment.partition("_")[0].lower()
 

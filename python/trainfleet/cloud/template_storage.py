@@ -20,6 +20,7 @@ from typing import Any
 from ..config.types import Config, Fsx, Refusals
 from ..hardware import node_types
 from ..trust.untrusted_input import show
+from .calls import Json
 from .template_inputs import Inputs, bucket_of, slug
 from .template_parts import Resource, Resources, fixed, subnet
 
@@ -98,7 +99,7 @@ def file_system(config: Config, inputs: Inputs) -> Resources:
     if not makes_file_system(config):
         return {}
     fsx = config.fleet.fsx
-    lustre: dict[str, Any] = {"DeploymentType": "SCRATCH_2", "DataCompressionType": "LZ4"}
+    lustre: Json = {"DeploymentType": "SCRATCH_2", "DataCompressionType": "LZ4"}
     if fsx.type == "persistent":
         lustre |= {"DeploymentType": "PERSISTENT_2", "PerUnitStorageThroughput": fsx.throughput}
         if fsx.efa:
