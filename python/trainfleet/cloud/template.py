@@ -282,17 +282,15 @@ def _node_data(config: Config, inputs: Inputs, tags: Tags) -> Json:
     fleet, capacity = config.fleet, capacity_of(config)
     data = _common(config, inputs, tags, fleet.instance_type or "", fleet.aws.volume_gib, "Node")
     cards = PLAIN if inputs.plain == "yes" else interfaces(fleet.instance_type or "")
-    data["NetworkInterfaces"] = attached(cards, SubnetId=subnet(inputs))
-    data["UserData"] = base64.b64encode(user_data(config).encode()).decode()
-    # Spot instances and instances in a capacity block can't be stopped, only terminated.
-    data["InstanceInitiatedShutdownBehavior"] = (
-        "stop" if capacity in ("on-demand", "reservation") else "terminate"
+    data |= fixed(
+        "node data",
+        INTERFACES=attached(cards, SubnetId=subnet(inputs)),
+        SCRIPT=base64.b64encode(user_data(config).encode()).decode(),
+        ENDING="stop" if capacity in ("on-demand", "reservation") else "terminate",
+        GROUP=placement(config, inputs),
     )
-    if group := placement(config, inputs):
-        data["Placement"] = {"GroupName": group}
     if capacity == "spot":
-        once = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
-        data["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": once}
+        data["InstanceMarketOptions"] = fixed("spot")
     return data | reserved(config)
 
 
@@ -313,23 +311,18 @@ def attached(cards: Iterable[Interface], **more: Any) -> list[Json]:
 
 def reserved(config: Config) -> Json:
     """Returns the launch template's keys for a reservation or capacity block, or {} without one."""
-    capacity, data = capacity_of(config), Json()
-    if capacity == "block":
-        data["InstanceMarketOptions"] = {"MarketType": "capacity-block"}
-    if config.fleet.aws.reservation and capacity in ("reservation", "block"):
-        target = {"CapacityReservationId": config.fleet.aws.reservation}
-        data["CapacityReservationSpecification"] = {"CapacityReservationTarget": target}
-    return data
+    capacity = capacity_of(config)
+    if capacity not in ("reservation", "block"):
+        return {}
+    market = "capacity-block" if capacity == "block" else None
+    return fixed("reservation", MARKET=market, RESERVED=config.fleet.aws.reservation or None)
 
 
 def _common(config: Config, inputs: Inputs, tags: Tags, kind: str, volume: int, part: str) -> Json:
     """Returns the common launch template data of nodes and head. `part`: Node or Head."""
-    data = {
-        "ImageId": ref("HeadImage" if part == "Head" else "Image"),
-        "InstanceType": kind,
-        "IamInstanceProfile": {"Arn": attribute(f"{part}Profile", "Arn")},
-        **hardened(ref("Root"), volume, tags),
-    }
+    image = "HeadImage" if part == "Head" else "Image"
+    data = fixed("machine", IMAGE=image, KIND=kind, PROFILE=f"{part}Profile")
+    data |= hardened(ref("Root"), volume, tags)
     if config.fleet.aws.key_pair or inputs.public_key:
         data["KeyName"] = config.fleet.aws.key_pair or ref(PAIR)
     return data
