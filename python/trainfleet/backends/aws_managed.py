@@ -32,13 +32,13 @@ from ..cloud.template_inputs import own_tags, pairs
 from ..config import Config, Refusals
 from ..config.goodput import saving_of
 from ..plan.estimate import Bill
-from ..plan.job import Artifact, Job
+from ..plan.job import Job
 from ..run import records, run_folder
 from ..run.run_folder import Run
 from ..storage import s3, sync_rules
 from ..trust.errors import BackendError, CloudError
 from . import supported_keys
-from .base import Backend, Can, Handle, Prospect, Status
+from .base import Backend, Can, Changes, Handle, Prospect, Status
 from .ec2_machines import Stacked, say
 from .node_script import Body, values_of
 from .run_storage import Place, bucket_of, unpacked, unshared
@@ -363,7 +363,7 @@ class ManagedMachines(Stacked):
         self.notes = notes
         self.ahead = ahead
 
-    def changes(self) -> tuple[Artifact, ...]:
+    def changes(self) -> Changes:
         return super().changes() if self.needed else ()
 
     def is_there(self) -> bool:
@@ -380,7 +380,7 @@ class ManagedMachines(Stacked):
         """
         prices = in_region(self.config)
         account = ["account: you provide the queue and roles, so setup creates nothing"]
-        changes: tuple[Artifact, ...] = ()
+        changes: Changes = ()
         try:
             if self.needed:
                 found, changes = self.foreseen, self.changes()

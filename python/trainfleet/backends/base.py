@@ -47,6 +47,9 @@ HANDLE = "handle.json"
 REQUEST = "request.json"
 
 
+Changes = tuple[Artifact, ...]  # requests and files of a change to machines
+
+
 class Can(Enum):
     """Backend capabilities, from which the support table in docs/evidence is generated."""
 
@@ -143,7 +146,7 @@ class Prospect:
     """
 
     lines: tuple[str, ...] = ()
-    changes: tuple[Artifact, ...] = ()
+    changes: Changes = ()
     awaited: bool = False
     unasked: bool = False
     exact: bool = False
@@ -169,7 +172,7 @@ class Machines(Protocol):
     made: bool = False
     system: str = ""
 
-    def changes(self) -> tuple[Artifact, ...]: ...
+    def changes(self) -> Changes: ...
     def apply(self) -> int: ...
     def left(self) -> list[str]: ...
     def remove(self, purge: bool) -> None: ...

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 from ..cloud import checks, scheduler_template, spending
+from ..cloud.calls import Json
 from ..cloud.prices import Prices, by_table
 from ..cloud.scheduler_template import DISK
 from ..cloud.template_inputs import slug, stack_name, tokenizing_queue
@@ -54,7 +55,6 @@ PHASES = {
     "FAILED": Phase.ENDED,
 }
 HOST = re.compile(r"Host EC2 .*terminated", re.IGNORECASE)
-JobRecord = dict[str, Any]
 
 
 class Batch(Hosted):
@@ -167,7 +167,7 @@ class Batch(Hosted):
     def _name(self, request: Request) -> str:
         return f"{slug(self.config.name, 60)}-{request.job.kind}-{request.token}"
 
-    def _named(self, name: str) -> list[JobRecord]:
+    def _named(self, name: str) -> list[Json]:
         """Returns the jobs with this name, oldest first.
 
         A trailing * in `name` matches any suffix.
@@ -177,7 +177,7 @@ class Batch(Hosted):
             key=lambda job: job["createdAt"],
         )
 
-    def _listed(self, queue: str, name: str) -> list[JobRecord]:
+    def _listed(self, queue: str, name: str) -> list[Json]:
         only = [{"name": "JOB_NAME", "values": [name]}]
         try:
             return list(
@@ -190,7 +190,7 @@ class Batch(Hosted):
                 return []  # a nonexistent queue has no jobs
             raise
 
-    def _handle(self, request: Request, jobs: list[JobRecord]) -> Handle:
+    def _handle(self, request: Request, jobs: list[Json]) -> Handle:
         """Returns the handle of the oldest job, and terminates duplicates from retried requests."""
         for job in jobs[1:]:
             self.calls(
@@ -216,21 +216,21 @@ class Batch(Hosted):
         }
         return status_of(job, parts, self._why(job))
 
-    def _why(self, job: JobRecord) -> str:
+    def _why(self, job: Json) -> str:
         """Returns why the job is still queued, as reported by its queue."""
         queue = next(
             (queue for queue in self.queues if str(job.get("jobQueue")).endswith(queue)), self.queue
         )
         return self._waiting[queue].why(job)
 
-    def _described(self, handle: Handle) -> dict[str, JobRecord]:
+    def _described(self, handle: Handle) -> dict[str, Json]:
         """Returns the records of the job and its nodes, by ID."""
         ids = (
             [handle.id, *(f"{handle.id}#{node}" for node in range(handle.nodes))]
             if handle.id
             else []
         )
-        found = dict[str, JobRecord]()
+        found = dict[str, Json]()
         for first in range(0, len(ids), AT_ONCE):
             answer = self.calls("batch", "DescribeJobs", jobs=ids[first : first + AT_ONCE])
             found |= {str(job["jobId"]): job for job in answer.get("jobs", ())}
@@ -317,7 +317,7 @@ def _refuse_beside(queue: str, config: Config) -> Refusals:
         yield "data.tokenize_instance_type", what
 
 
-def status_of(job: JobRecord, parts: Mapping[int, JobRecord], waits: str) -> Status:
+def status_of(job: Json, parts: Mapping[int, Json], waits: str) -> Status:
     """Converts DescribeJobs records of a job and its nodes to a status.
 
     `waits` explains why the job is still queued. Exit codes are omitted if Batch will retry the
@@ -343,9 +343,7 @@ def status_of(job: JobRecord, parts: Mapping[int, JobRecord], waits: str) -> Sta
     return Status(phase, "\n".join(dict.fromkeys(said)), attempts or 1, exits, lost, hosts)
 
 
-def _outcome(
-    job: JobRecord, parts: Mapping[int, JobRecord]
-) -> tuple[dict[int, int], dict[int, str]]:
+def _outcome(job: Json, parts: Mapping[int, Json]) -> tuple[dict[int, int], dict[int, str]]:
     """Returns the exit codes of an ended job's nodes, and why the others were lost.
 
     A node that never ran has exit code 1 if Batch marked it as failed, otherwise 0.
@@ -365,5 +363,5 @@ def _outcome(
     return exits, lost
 
 
-def _asked(job: JobRecord) -> bool:
+def _asked(job: Json) -> bool:
     return bool(job.get("isTerminated") or job.get("isCancelled"))

@@ -99,7 +99,7 @@ class Local(Backend):
         Raises:
             BackendError: the configured port is in use, or there are more ranks than accelerators.
         """
-        port = (_check_port(job.port) if job.port else _free_port()) if job.torchrun else 0
+        port = _port(job.port or 0) if job.torchrun else 0
         return Request(job, tuple(self._script(job, node, port) for node in range(job.nodes)))
 
     def _script(self, job: Job, node: int, port: int) -> Artifact:
@@ -108,7 +108,10 @@ class Local(Backend):
         if job.torchrun:
             own = {
                 "OMP_NUM_THREADS": str(max(1, cores // job.ranks_per_node)),
-                "GLOO_SOCKET_IFNAME": _loopback(),
+                # without it, gloo resolves the hostname, which can fail; macOS says lo0
+                "GLOO_SOCKET_IFNAME": next(
+                    (name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo"
+                ),
             }
         else:
             own = {"WORKERS": str(cores)}
@@ -202,19 +205,16 @@ class Local(Backend):
         pid, said, _ = process_in(file)
         if pid in self._started:
             self._started[pid].poll()  # reap the process if it has exited
+        # ask before reading the code: a node that exits in between has written it by then
         alive = identity(pid) == said
         code = read(file.with_name(f"{file.name}.exit"))
-        return (
-            int(code) if re.fullmatch("[0-9]{1,3}", code) else None if alive else self._code_of(pid)
-        )
-
-    def _code_of(self, pid: int) -> int:
-        """Returns the exit code of a node that wrote no exit file, from the shell that ran it.
-
-        Returns 137 if that code is unknown or a signal killed the shell.
-        """
-        code = self._started[pid].returncode if pid in self._started else None
-        return 137 if code is None or code < 0 else code
+        if re.fullmatch("[0-9]{1,3}", code):
+            return int(code)
+        if alive:
+            return None
+        # the code of the shell that ran the node; negative if a signal killed it
+        shell = self._started[pid].returncode if pid in self._started else None
+        return 137 if shell is None or shell < 0 else int(shell)
 
     def stop(self, handle: Handle, at_once: bool) -> None:
         """Sends SIGTERM to every node, or SIGKILL if `at_once` is set.
@@ -337,33 +337,20 @@ def _accelerators(job: Job, node: int) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(first, first + job.ranks_per_node)))}
 
 
-def _loopback() -> str:
-    """Returns the name of the loopback interface: `lo`, or `lo0` on macOS.
-
-    Without an explicit interface, gloo resolves the hostname, which can fail.
-    """
-    return next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
-
-
-def _free_port() -> int:
+def _port(asked: int) -> int:
+    """Returns this port, or a free one for 0. Raises BackendError if it is in use."""
     with closing(socket.socket()) as probe:
-        probe.bind((LOOPBACK, 0))
-        return int(probe.getsockname()[1])
-
-
-def _check_port(port: int) -> int:
-    with closing(socket.socket()) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, bool(asked))
         try:
-            probe.bind((LOOPBACK, port))
+            probe.bind((LOOPBACK, asked))
         except OSError as error:
             raise BackendError(
-                f"port {port} is in use",
+                f"port {asked} is in use",
                 where=LOOPBACK,
                 why="the nodes rendezvous on this port (fleet.rendezvous_port)",
                 next=(
-                    f"run ss -ltnp 'sport = :{port}' to see the process, or remove "
+                    f"run ss -ltnp 'sport = :{asked}' to see the process, or remove "
                     "fleet.rendezvous_port to use a free port"
                 ),
             ) from error
-    return port
+        return int(probe.getsockname()[1])

@@ -35,13 +35,13 @@ from ..plan.job import Artifact
 from ..process import file_systems
 from ..run import contents
 from ..trust.errors import BackendError
-from .base import Machines
+from .base import Changes, Machines
 
 
 class Standing(Machines):
     """Existing machines (base.py), which setup only lists and `make clean` leaves alone."""
 
-    def changes(self) -> tuple[Artifact, ...]:
+    def changes(self) -> Changes:
         return ()
 
     def left(self) -> list[str]:
@@ -106,7 +106,7 @@ class OwnHosts(Machines):
     def __init__(self, config: Config) -> None:
         self.config = config
 
-    def changes(self) -> tuple[Artifact, ...]:
+    def changes(self) -> Changes:
         """Returns one script per host, with the setup steps that it is missing."""
         from ..hosts.host_setup import commands
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
-from ..cloud.calls import Calls
+from ..cloud.calls import Calls, Json
 from ..cloud.quotas import Obstacle
 from ..cloud.template_inputs import Inputs
 from ..config import Config
@@ -56,7 +55,7 @@ class QueueReasons:
         self.calls, self.queue = calls, queue
         self.found, self.when = "", -PACE
 
-    def why(self, job: dict[str, Any]) -> str:
+    def why(self, job: Json) -> str:
         """Returns why a job has not started, or "" if it has."""
         if job["status"] not in ("SUBMITTED", "PENDING", "RUNNABLE"):
             return ""
@@ -101,7 +100,7 @@ def enabling(queue: str) -> str:
     return f"aws batch update-job-queue --job-queue {queue} --state ENABLED"
 
 
-def environments(calls: Calls, queue: dict[str, Any]) -> list[dict[str, Any]]:
+def environments(calls: Calls, queue: Json) -> list[Json]:
     names = [entry["computeEnvironment"] for entry in queue.get("computeEnvironmentOrder", ())]
     if not names:
         return []
@@ -129,7 +128,7 @@ def queue(name: str, config: Config, calls: Calls, inputs: Inputs) -> Iterator[O
     yield from _roomy(name, config, environments(calls, found[0]))
 
 
-def _roomy(name: str, config: Config, found: list[dict[str, Any]]) -> Iterator[Obstacle]:
+def _roomy(name: str, config: Config, found: list[Json]) -> Iterator[Obstacle]:
     """Yields an obstacle if no compute environment can run the job on the configured number of
     nodes.
     """
@@ -153,7 +152,7 @@ def _roomy(name: str, config: Config, found: list[dict[str, Any]]) -> Iterator[O
         )
 
 
-def unfitness(config: Config, environment: dict[str, Any]) -> str:
+def unfitness(config: Config, environment: Json) -> str:
     """Returns why a compute environment can't run a multi-node job on the config's instance type,
     or "" if it can.
 

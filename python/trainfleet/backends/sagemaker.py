@@ -17,10 +17,9 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
 from ..cloud import checks, quotas, scheduler_template
-from ..cloud.calls import log_streams, passing
+from ..cloud.calls import Json, log_streams, passing
 from ..cloud.capacity import TrainingPlans
 from ..cloud.prices import Prices
 from ..cloud.resource_types import ENDED, LOGS
@@ -188,7 +187,7 @@ class SageMaker(Hosted):
                     next="set another name in config.yaml, or wait until that job is deleted",
                 ) from error
 
-    def _described(self, name: str) -> dict[str, Any] | None:
+    def _described(self, name: str) -> Json | None:
         """Returns SageMaker's record of a job, or None if the job does not exist."""
         try:
             return self.calls("sagemaker", "DescribeTrainingJob", TrainingJobName=name)
@@ -300,7 +299,7 @@ def size_of(config: Config) -> int | None:
     return None if manifest is None else manifest.tokens * ITEM_BYTES[manifest.dtype]
 
 
-def status_of(record: dict[str, Any], nodes: int) -> Status:
+def status_of(record: Json, nodes: int) -> Status:
     """Converts a DescribeTrainingJob response to a status."""
     state, second = record["TrainingJobStatus"], record.get("SecondaryStatus", "")
     transitions = record.get("SecondaryStatusTransitions", ())

@@ -148,7 +148,14 @@ class Ssh(Backend):
         )
         if len(sound) < job.nodes:
             left_out = {host: without[host.name] for host in hosts if host.name in without}
-            raise self._too_few(job.nodes, sound, left_out | unsound)
+            what = (
+                f"the job needs {job.nodes} nodes, but only {len(sound)} of "
+                f"{len(left_out) + len(sound) + len(unsound)} hosts can take a job"
+            )
+            raise BackendError(
+                by_host(what, left_out | unsound),
+                next=f"run make doctor, or set NODES={len(sound)}" if sound else "make doctor",
+            )
         chosen = sound[: job.nodes]
         scripts = tuple(self._script(job, node, chosen) for node in range(job.nodes))
         return Request(job, scripts, tuple(host.name for host in chosen))
@@ -427,15 +434,3 @@ class Ssh(Backend):
                 by_host("could not kill the processes of this run", stuck),
                 next="reboot the host if a process is stuck on a dead disk",
             )
-
-    def _too_few(
-        self, wanted: int, sound: Sequence[Host], unsound: Mapping[Host, str]
-    ) -> BackendError:
-        return BackendError(
-            by_host(
-                f"the job needs {wanted} nodes, but only {len(sound)} of "
-                f"{len(sound) + len(unsound)} hosts can take a job",
-                unsound,
-            ),
-            next=f"run make doctor, or set NODES={len(sound)}" if sound else "make doctor",
-        )

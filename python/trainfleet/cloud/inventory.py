@@ -78,7 +78,8 @@ class OwnedResource:
         return "  ".join(filter(None, parts))
 
 
-Look = Callable[[Calls, str | None], Iterable[OwnedResource]]
+Found = Iterable[OwnedResource]
+Look = Callable[[Calls, str | None], Found]
 
 
 def find(calls: Calls, config: str | None = None) -> list[OwnedResource]:
@@ -115,7 +116,7 @@ def surely(calls: Calls, config: str | None) -> list[OwnedResource]:
     return now
 
 
-def require_seen(found: Iterable[OwnedResource], region: str, verb: str) -> None:
+def require_seen(found: Found, region: str, verb: str) -> None:
     """Raises CloudError if these credentials may not list some kinds of resources."""
     if rows := [f"  {one.line()}" for one in found if not one.id]:
         what = "\n".join([f"there may be more trainfleet resources in {region}", *rows])
@@ -123,7 +124,7 @@ def require_seen(found: Iterable[OwnedResource], region: str, verb: str) -> None
         raise CloudError(what, next=then, code="NotSeen")
 
 
-def weighed(calls: Calls, found: Iterable[OwnedResource]) -> Iterator[OwnedResource]:
+def weighed(calls: Calls, found: Found) -> Iterator[OwnedResource]:
     """Yields the resources, buckets with size and price, which take more requests."""
     for one in found:
         try:
@@ -169,7 +170,7 @@ def _measured(
     return list(answer.get("Datapoints", ()))
 
 
-def table(found: Iterable[OwnedResource]) -> Iterator[str]:
+def table(found: Found) -> Iterator[str]:
     """Yields lines by config: one per resource that costs money or holds data, and one for all free
     resources.
     """
@@ -186,7 +187,7 @@ def table(found: Iterable[OwnedResource]) -> Iterator[str]:
             yield f"  free: {', '.join(kinds)}"
 
 
-def total(found: Iterable[OwnedResource]) -> str:
+def total(found: Found) -> str:
     """Returns the resources' total cost as text."""
     found = list(found)
     known = sum(one.usd or 0.0 for one in found) * DAY
@@ -194,7 +195,7 @@ def total(found: Iterable[OwnedResource]) -> str:
     return f"${known:,.2f} a day" + (f", and {unknown} of unknown price" if unknown else "")
 
 
-def costing(found: Iterable[OwnedResource]) -> list[str]:
+def costing(found: Found) -> list[str]:
     """Returns a line for each resource that holds no data and costs a cent an hour or more, or an
     unknown price; and a last line with their sum. Empty without such resources.
     """
@@ -203,7 +204,7 @@ def costing(found: Iterable[OwnedResource]) -> list[str]:
     return [*(one.line() for one in priced), f"${hourly:,.2f} an hour"] if priced else []
 
 
-def _stacks(calls: Calls, config: str | None) -> Iterable[OwnedResource]:
+def _stacks(calls: Calls, config: str | None) -> Found:
     for row in calls.pages("cloudformation", "DescribeStacks", "Stacks"):
         if is_ours(tags := tags_of(row.get("Tags")), config):
             name, owner, since = row["StackName"], tags.get(CONFIG, ""), row["CreationTime"]
@@ -220,7 +221,7 @@ def _of_kind(kind: ResourceKind, calls: Calls, config: str | None) -> Iterator[O
         yield OwnedResource(kind.name, id_, owner, what, since, usd, stays, row, kind)
 
 
-def _others(calls: Calls, config: str | None) -> Iterable[OwnedResource]:
+def _others(calls: Calls, config: str | None) -> Found:
     """Yields our resources in services that no kind covers; `make ls` reports them, but nothing
     removes them.
     """
@@ -394,7 +395,7 @@ def _is_going(one: OwnedResource) -> bool:
     return name.lower() in ("shutting-down", "deleting")
 
 
-def strangers(calls: Calls, found: Iterable[OwnedResource]) -> list[str]:
+def strangers(calls: Calls, found: Found) -> list[str]:
     """Returns one line per foreign network interface in our VPCs, because such interfaces block the
     deletion.
     """

@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from ipaddress import ip_network
-from typing import Any
 
 from ..config.types import Config, Queue
 from ..hardware import node_types
@@ -151,7 +150,11 @@ def storage(config: Config, calls: Calls, inputs: Inputs) -> Obstacles:
         if "hdd" in words or not all(word in words for word in ("lustre", "storage", fsx.type)):
             continue
         used = sum(
-            float(other.get("StorageCapacity", 0)) for other in there if _kind(other) == fsx.type
+            float(other.get("StorageCapacity", 0))
+            for other in there
+            if str(other.get("LustreConfiguration", {}).get("DeploymentType", ""))
+            .lower()
+            .startswith(fsx.type)
         )
         allowed, wanted = float(row.get("Value", 0)), used + fsx.size_gib
         if wanted > allowed:
@@ -180,11 +183,6 @@ def training(config: Config, calls: Calls, inputs: Inputs) -> Obstacles:
             what = f"the job needs {nodes} x {kind}, but your quota {row['QuotaName']!r} is"
             more = request_more(calls.region, "sagemaker", row["QuotaCode"], nodes)
             yield Obstacle(f"{what} {row['Value']:g}", more)
-
-
-def _kind(row: dict[str, Any]) -> str:
-    deployment = str(row.get("LustreConfiguration", {}).get("DeploymentType", ""))
-    return deployment.partition("_")[0].lower()
 
 
 def value(calls: Calls, service: str, quota: Quota) -> float | None:
@@ -244,7 +242,10 @@ def _roomy(row: Row, config: Config, calls: Calls, inputs: Inputs) -> Obstacles:
     """Checks whether a subnet has enough addresses for nodes and file system."""
     each = 1 if inputs.plain == "yes" else addresses(config.fleet.instance_type or "")
     new = len(inputs.slots) - mine(config, calls)
-    makes = makes_file_system(config) and not _has_file_system(config, calls)
+    makes = makes_file_system(config) and not any(
+        has_our_tags(one, config.fleet_name)
+        for one in calls.pages("fsx", "DescribeFileSystems", "FileSystems")
+    )
     servers = 1 + -(-config.fleet.fsx.size_gib // SERVER) if makes else 0
     free = int(row.get("AvailableIpAddressCount", 0))
     if new * each + servers > free:
@@ -347,8 +348,3 @@ def _lets_in(rule: Row, cidr: str) -> bool:
 def _groups(calls: Calls, ids: Iterable[str]) -> Iterator[Row]:
     if wanted := sorted(ids):
         yield from calls.pages("ec2", "DescribeSecurityGroups", "SecurityGroups", GroupIds=wanted)
-
-
-def _has_file_system(config: Config, calls: Calls) -> bool:
-    rows = calls.pages("fsx", "DescribeFileSystems", "FileSystems")
-    return any(has_our_tags(row, config.fleet_name) for row in rows)

@@ -20,9 +20,9 @@ from ..trust.errors import CloudError
 from . import repository
 from .calls import DENIED, Calls, Json, Row, log_streams, passing
 from .cloudformation import CONFIG, OURS, PROJECT
-from .template_inputs import own_tags, slug
+from .template_inputs import Tags, own_tags, slug
 
-Things = Iterator[tuple[str, dict[str, str], Row]]  # id, tags, and the service's row
+Things = Iterator[tuple[str, Tags, Row]]  # id, tags, and the service's row
 Find = Callable[[Calls, str | None], Things]
 Remove = Callable[[Calls, str, Row], object]
 LOCK = "trainfleet:lock"  # the tag of a machine image and its snapshots with their versions
@@ -39,7 +39,7 @@ class ResourceKind:
     remove: Remove
 
 
-def tags_of(listed: Any) -> dict[str, str]:
+def tags_of(listed: Any) -> Tags:
     """Returns tags as a mapping. Services return an object, or a list with keys in either case."""
     if isinstance(listed, Mapping):
         return {str(key): str(value) for key, value in listed.items()}
@@ -72,7 +72,7 @@ def is_gone(error: CloudError) -> bool:
     )
 
 
-def tags_from(ask: Callable[[], Any]) -> dict[str, str]:
+def tags_from(ask: Callable[[], Any]) -> Tags:
     """Returns the tags that `ask` requests, or {} if the resource no longer exists."""
     try:
         return tags_of(ask())
@@ -82,7 +82,7 @@ def tags_from(ask: Callable[[], Any]) -> dict[str, str]:
         raise
 
 
-def _role_tags(calls: Calls, name: str) -> dict[str, str]:
+def _role_tags(calls: Calls, name: str) -> Tags:
     return tags_from(lambda: list(calls.pages("iam", "ListRoleTags", "Tags", RoleName=name)))
 
 
@@ -156,7 +156,7 @@ def _remove_role(calls: Calls, which: str, row: Row) -> object:
 
 def _buckets(calls: Calls, config: str | None) -> Things:
     for row in calls.pages("s3", "ListBuckets", "Buckets", BucketRegion=calls.region):
-        tags: dict[str, str] = {}
+        tags: Tags = {}
         # A bucket without readable tags is not ours.
         with passing("NoSuchTagSet", "NoSuchBucket", "AccessDenied"):
             tags = tags_of(calls("s3", "GetBucketTagging", Bucket=row["Name"])["TagSet"])

@@ -26,7 +26,7 @@ from ..trust.errors import CloudError
 from .calls import Json
 from .stack_nodes import FleetStack, Slots, StackNode
 from .template import assemble, attached, hardened, interfaces, placement, reserved, together
-from .template_inputs import SCHEDULERS, Inputs, stack_name, tags_of, tokenizing_queue
+from .template_inputs import SCHEDULERS, Inputs, Tags, stack_name, tags_of, tokenizing_queue
 from .template_parts import (
     AGENT,
     Resources,
@@ -216,7 +216,7 @@ def _of_sagemaker(config: Config, inputs: Inputs) -> Iterator[Json]:
         yield allow("network interfaces", ["*"])
 
 
-def _data(config: Config, inputs: Inputs, tags: dict[str, str]) -> Json:
+def _data(config: Config, inputs: Inputs, tags: Tags) -> Json:
     """Builds the launch template's data: every EFA interface, but no subnet, because the
     environment sets it.
     """

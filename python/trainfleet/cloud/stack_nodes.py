@@ -12,12 +12,11 @@ import re
 import secrets
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ..config import Config
 from ..trust.errors import CloudError, NotAsked
 from . import checks, clock, discovery, template
-from .calls import Calls, Row, region_of
+from .calls import Calls, Json, Row, region_of
 from .cloudformation import (
     LACKS_CAPACITY,
     Change,
@@ -79,7 +78,7 @@ class Foreseen:
     inputs: Inputs
     before: Row
     after: Row
-    requests: list[tuple[str, str, dict[str, Any]]]
+    requests: list[tuple[str, str, Json]]
     unasked: str = ""
 
     @property

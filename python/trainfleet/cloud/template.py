@@ -28,7 +28,7 @@ from ..hardware import node_types
 from ..process.install_paths import ROOT
 from ..trust.errors import ConfigError
 from .calls import Json
-from .template_inputs import TEMPLATE_TYPES, Inputs, bucket_of, pairs, tags_of
+from .template_inputs import TEMPLATE_TYPES, Inputs, Tags, bucket_of, pairs, tags_of
 from .template_parts import (
     Resource,
     Resources,
@@ -98,7 +98,7 @@ def assemble(config: Config, inputs: Inputs, made: Resources, outputs: Json, abo
     }
 
 
-def resources(config: Config, inputs: Inputs, tags: dict[str, str]) -> Resources:
+def resources(config: Config, inputs: Inputs, tags: Tags) -> Resources:
     """Returns all resources. With `inputs.kept`, returns only those that hold data, and their
     network.
     """
@@ -227,7 +227,7 @@ def capacity_of(config: Config) -> str:
     return "spot" if config.fleet.spot and aws.capacity == "on-demand" else aws.capacity
 
 
-def machines(config: Config, inputs: Inputs, tags: dict[str, str]) -> Resources:
+def machines(config: Config, inputs: Inputs, tags: Tags) -> Resources:
     """Builds the nodes and the head, with launch templates, placement group and key pair."""
     found = {} if inputs.plain == "yes" else together(config)
     if not config.fleet.aws.key_pair and inputs.public_key:
@@ -252,7 +252,7 @@ def builds_first(config: Config) -> bool:
     return bool(row and row.accelerator and has_file_system(config) and not config.fleet.python)
 
 
-def _builder(config: Config, inputs: Inputs, tags: dict[str, str]) -> Resources:
+def _builder(config: Config, inputs: Inputs, tags: Tags) -> Resources:
     """Creates the machine that builds the Python environment. It boots the nodes' image, because
     the environment must fit their Python.
     """
@@ -278,21 +278,19 @@ def _node(config: Config, slot: int) -> Resource:
     return fixed("node", NAME=f"{config.fleet_name}-{slot}")
 
 
-def _node_data(config: Config, inputs: Inputs, tags: dict[str, str]) -> Json:
+def _node_data(config: Config, inputs: Inputs, tags: Tags) -> Json:
     fleet, capacity = config.fleet, capacity_of(config)
     data = _common(config, inputs, tags, fleet.instance_type or "", fleet.aws.volume_gib, "Node")
     cards = PLAIN if inputs.plain == "yes" else interfaces(fleet.instance_type or "")
-    data["NetworkInterfaces"] = attached(cards, SubnetId=subnet(inputs))
-    data["UserData"] = base64.b64encode(user_data(config).encode()).decode()
-    # Spot instances and instances in a capacity block can't be stopped, only terminated.
-    data["InstanceInitiatedShutdownBehavior"] = (
-        "stop" if capacity in ("on-demand", "reservation") else "terminate"
+    data |= fixed(
+        "node data",
+        INTERFACES=attached(cards, SubnetId=subnet(inputs)),
+        SCRIPT=base64.b64encode(user_data(config).encode()).decode(),
+        ENDING="stop" if capacity in ("on-demand", "reservation") else "terminate",
+        GROUP=placement(config, inputs),
     )
-    if group := placement(config, inputs):
-        data["Placement"] = {"GroupName": group}
     if capacity == "spot":
-        once = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
-        data["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": once}
+        data["InstanceMarketOptions"] = fixed("spot")
     return data | reserved(config)
 
 
@@ -313,40 +311,33 @@ def attached(cards: Iterable[Interface], **more: Any) -> list[Json]:
 
 def reserved(config: Config) -> Json:
     """Returns the launch template's keys for a reservation or capacity block, or {} without one."""
-    capacity, data = capacity_of(config), Json()
-    if capacity == "block":
-        data["InstanceMarketOptions"] = {"MarketType": "capacity-block"}
-    if config.fleet.aws.reservation and capacity in ("reservation", "block"):
-        target = {"CapacityReservationId": config.fleet.aws.reservation}
-        data["CapacityReservationSpecification"] = {"CapacityReservationTarget": target}
-    return data
+    capacity = capacity_of(config)
+    if capacity not in ("reservation", "block"):
+        return {}
+    market = "capacity-block" if capacity == "block" else None
+    return fixed("reservation", MARKET=market, RESERVED=config.fleet.aws.reservation or None)
 
 
-def _common(
-    config: Config, inputs: Inputs, tags: dict[str, str], kind: str, volume: int, part: str
-) -> Json:
+def _common(config: Config, inputs: Inputs, tags: Tags, kind: str, volume: int, part: str) -> Json:
     """Returns the common launch template data of nodes and head. `part`: Node or Head."""
-    data = {
-        "ImageId": ref("HeadImage" if part == "Head" else "Image"),
-        "InstanceType": kind,
-        "IamInstanceProfile": {"Arn": attribute(f"{part}Profile", "Arn")},
-        **hardened(ref("Root"), volume, tags),
-    }
+    image = "HeadImage" if part == "Head" else "Image"
+    data = fixed("machine", IMAGE=image, KIND=kind, PROFILE=f"{part}Profile")
+    data |= hardened(ref("Root"), volume, tags)
     if config.fleet.aws.key_pair or inputs.public_key:
         data["KeyName"] = config.fleet.aws.key_pair or ref(PAIR)
     return data
 
 
-def hardened(root: Any, volume: int, tags: dict[str, str]) -> Json:
+def hardened(root: Any, volume: int, tags: Tags) -> Json:
     """Returns the security settings and tags of every launch template."""
     return fixed("hardened", ROOT=root, SIZE=volume, TAGS=pairs(tags))
 
 
-def _template(data: Json, tags: dict[str, str]) -> Resource:
+def _template(data: Json, tags: Tags) -> Resource:
     return fixed("template", TAGS=pairs(tags), DATA=data)
 
 
-def _head(config: Config, inputs: Inputs, tags: dict[str, str]) -> Resources:
+def _head(config: Config, inputs: Inputs, tags: Tags) -> Resources:
     """Builds the head, a machine with a public address through which SSH reaches the nodes."""
     data = _common(config, inputs, tags, config.fleet.aws.bastion_type or "", HEAD_GIB, "Head")
     data |= fixed("public")

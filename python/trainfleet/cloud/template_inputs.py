@@ -13,6 +13,7 @@ from ..config import Config
 from ..config.tables import read_table
 
 PROJECT = "trainfleet"
+Tags = dict[str, str]
 TAG = f"{PROJECT}:"  # prefix of the keys of our tags
 LONGEST, LONGEST_WITH_DATABASE = 60, 40  # characters of a cluster's name
 MOST_SLUG = 20  # characters of the config's name in a bucket's name, which has at most 63
@@ -132,7 +133,7 @@ def bucket_of(config: Config, inputs: Inputs) -> str:
     return config.fleet.aws.bucket or name
 
 
-def own_tags(config: str) -> dict[str, str]:
+def own_tags(config: str) -> Tags:
     """Returns the tags by which a config's resources and jobs are found."""
     return {f"{TAG}project": PROJECT, f"{TAG}config": config}
 
@@ -142,7 +143,7 @@ def pairs(tags: Mapping[str, str]) -> list[dict[str, str]]:
     return [{"Key": key, "Value": value} for key, value in tags.items()]
 
 
-def tags_of(config: Config, inputs: Inputs) -> dict[str, str]:
+def tags_of(config: Config, inputs: Inputs) -> Tags:
     """Returns the tags of every resource of the stack."""
     hours, expires = config.fleet.max_lifetime_hours, "never"
     if hours is not None:

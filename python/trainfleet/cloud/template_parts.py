@@ -69,7 +69,7 @@ def fill(form: Any, **values: Any) -> Any:
 
     # One pass, because a value may contain another word.
     words = "|".join(f'"{word}"|{word}' for word in values) or "$^"
-    return json.loads(re.sub(words, put, json.dumps(form)), object_pairs_hook=_present)
+    return json.loads(re.sub(words, put, json.dumps(form)), object_pairs_hook=_present) or {}
 
 
 def _present(pairs: list[tuple[str, Any]]) -> Json | None:

@@ -20,6 +20,7 @@ from typing import Any
 from ..config.types import Config, Fsx, Refusals
 from ..hardware import node_types
 from ..trust.untrusted_input import show
+from .calls import Json
 from .template_inputs import Inputs, bucket_of, slug
 from .template_parts import Resource, Resources, fixed, subnet
 
@@ -98,7 +99,7 @@ def file_system(config: Config, inputs: Inputs) -> Resources:
     if not makes_file_system(config):
         return {}
     fsx = config.fleet.fsx
-    lustre: dict[str, Any] = {"DeploymentType": "SCRATCH_2", "DataCompressionType": "LZ4"}
+    lustre: Json = {"DeploymentType": "SCRATCH_2", "DataCompressionType": "LZ4"}
     if fsx.type == "persistent":
         lustre |= {"DeploymentType": "PERSISTENT_2", "PerUnitStorageThroughput": fsx.throughput}
         if fsx.efa:
@@ -176,12 +177,6 @@ def _width(config: Config) -> int:
     return 2 if config.model.vocab_size <= SMALL_VOCABULARY else 4
 
 
-def node_rate(config: Config) -> float:
-    """Returns a node's read throughput from S3, in bytes/s."""
-    row = config.fleet.node_type
-    return min(REQUEST * AT_ONCE, (row.network_gbps if row else 10) / 8 * 1e9)
-
-
 def ways(config: Config) -> Iterator[DataAccess]:
     """Yields the ways in which this fleet can read tokens."""
     fleet, row, size = config.fleet, node_types.instance(config.fleet.instance_type), volume(config)
@@ -193,7 +188,8 @@ def ways(config: Config) -> Iterator[DataAccess]:
         yield DataAccess("FSx", 1.0, throughput(fleet.fsx), none)
     elif fleet.shared_folder and fleet.shared_folder.startswith("/"):
         yield DataAccess("shared folder", 1.0, 0.0, none)
-    rate = node_rate(config)
+    node = fleet.node_type  # each reads from S3 at `rate`
+    rate = min(REQUEST * AT_ONCE, (node.network_gbps if node else 10) / 8 * 1e9)
     window = min(size, (config.data.shuffle_window_mib or WINDOW) * 2.0**20)
     yield DataAccess("S3 stream", window / rate, rate * fleet.nodes, path)
     if row and row.nvme_gb * 1e9 > size:

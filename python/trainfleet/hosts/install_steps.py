@@ -57,6 +57,9 @@ class InstallStep:
         return f"{path} apply {words}".rstrip() + " && " + f"{path} verify {words}".rstrip()
 
 
+Steps = Iterator[InstallStep]
+
+
 @dataclass(frozen=True)
 class Wanted:
     """Desired state of a fleet, as defined by its config and platform.
@@ -132,10 +135,10 @@ def lock_name(platform: PinnedPlatform) -> str:
     return f"{platform.name} {platform.read} {lock_hash(platform)}"
 
 
-Operation = Callable[[Facts, Wanted], Iterator[InstallStep]]
+Operation = Callable[[Facts, Wanted], Steps]
 
 
-def build_tools(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
+def build_tools(facts: Facts, wanted: Wanted) -> Steps:
     """Yields the step that installs compilers and kernel headers for drivers, and Python."""
     builds = wanted.whole and bool(wanted.platform.nvidia or wanted.platform.neuron_packages)
     headers = f"/lib/modules/{facts.kernel}/build"
@@ -149,7 +152,7 @@ def build_tools(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
         )
 
 
-def limits(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
+def limits(facts: Facts, wanted: Wanted) -> Steps:
     """Yields the step that raises the limits on open files and, for RDMA, on locked memory."""
     registers = wanted.fabric in node_types.RDMA
     short = [f"{facts.nofile} open files"] if facts.nofile < NOFILE else []
@@ -162,13 +165,13 @@ def limits(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
         yield InstallStep("limits.sh", (str(NOFILE),), f"only {' and '.join(short)}")
 
 
-def sshd(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
+def sshd(facts: Facts, wanted: Wanted) -> Steps:
     """Yields the step that disables password logins in sshd."""
     if HARDENING not in facts.has:
         yield InstallStep("sshd.sh", (), "sshd may accept passwords")
 
 
-def nvidia(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
+def nvidia(facts: Facts, wanted: Wanted) -> Steps:
     """Yields the step that installs a suitable NVIDIA driver, and the fabric manager for NVSwitch
     GPUs.
     """
@@ -194,7 +197,7 @@ def nvidia(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
     )
 
 
-def neuron(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
+def neuron(facts: Facts, wanted: Wanted) -> Steps:
     """Yields the step that installs the Neuron SDK's driver, runtime, collectives and tools."""
     wrong = [
         f"{name} {facts.packages.get(name, 'missing')}"
@@ -213,7 +216,7 @@ def neuron_step(platform: PinnedPlatform, why: str) -> InstallStep:
     return InstallStep("neuron.sh", (platform.key("neuron"), *words), why)
 
 
-def efa(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
+def efa(facts: Facts, wanted: Wanted) -> Steps:
     """Yields the step that installs the EFA kernel module and libfabric, and loads ib_uverbs if it
     is missing.
     """
@@ -234,7 +237,7 @@ def efa(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
         yield InstallStep("efa.sh", words, "; ".join(reasons))
 
 
-def ofi_nccl(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
+def ofi_nccl(facts: Facts, wanted: Wanted) -> Steps:
     """Yields the step that installs the NCCL plugin for EFA."""
     least = wanted.platform.ofi_nccl
     if wanted.fabric != "efa" or not least:
@@ -251,7 +254,7 @@ def ofi_nccl(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
         )
 
 
-def docker(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
+def docker(facts: Facts, wanted: Wanted) -> Steps:
     """Yields the step that installs Docker if the config requires it."""
     if (
         wanted.fleet.install_docker or wanted.fleet.container != "none"
@@ -269,7 +272,7 @@ def docker(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
         )
 
 
-def lustre(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
+def lustre(facts: Facts, wanted: Wanted) -> Steps:
     """Yields the step that installs the Lustre client for FSx.
 
     It may install a different kernel, so it precedes the steps that build drivers for the running
@@ -279,7 +282,7 @@ def lustre(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
         yield InstallStep("lustre.sh", (wanted.platform.key("fsx"),), why)
 
 
-def lnet(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
+def lnet(facts: Facts, wanted: Wanted) -> Steps:
     """Yields the step that configures Lustre networking over EFA, which must happen before
     mounting.
     """
@@ -290,7 +293,7 @@ def lnet(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
         )
 
 
-def fsx(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
+def fsx(facts: Facts, wanted: Wanted) -> Steps:
     """Yields the step that mounts the file system for the shared folder."""
     fsx = wanted.fleet.fsx
     if why := _unmounted(facts, wanted):
@@ -313,7 +316,7 @@ def _unmounted(facts: Facts, wanted: Wanted) -> str:
     return f"{mounted} is mounted at {fsx.mount_point}"
 
 
-def scratch(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
+def scratch(facts: Facts, wanted: Wanted) -> Steps:
     """Yields the step that combines the instance's NVMe disks into one fast local folder."""
     if facts.scratch_disks and SCRATCH not in facts.mounts:
         disks = tuple(f"/dev/{disk}" for disk in facts.scratch_disks)
@@ -322,7 +325,7 @@ def scratch(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
         )
 
 
-def shared_folder(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
+def shared_folder(facts: Facts, wanted: Wanted) -> Steps:
     """Yields the step that creates the shared folder, owned by the user who trains."""
     folder = wanted.fleet.shared_folder
     if folder and facts.shared_folder != "writable":
@@ -334,7 +337,7 @@ def shared_folder(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
         )
 
 
-def python(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
+def python(facts: Facts, wanted: Wanted) -> Steps:
     """Yields the step that builds the nodes' Python environment in the shared folder."""
     folder, platform = wanted.environment, wanted.platform
     if not folder or f"{folder}/.complete" in facts.has:
@@ -363,7 +366,7 @@ def environment_words(platform: PinnedPlatform, folder: str) -> tuple[str, ...]:
     return (folder, platform.torch_index, platform.neuron_index or "-", *words, *pins)
 
 
-def key(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
+def key(facts: Facts, wanted: Wanted) -> Steps:
     """Yields the step that creates the SSH key that the head uses for the nodes.
 
     The private key never leaves the user's account on the head.
@@ -378,7 +381,7 @@ def key(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
         )
 
 
-def access(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
+def access(facts: Facts, wanted: Wanted) -> Steps:
     """Yields the step that authorizes the head's key on every node."""
     if wanted.fleet.shared_folder and not facts.authorized:
         words = (f"{wanted.fleet.shared_folder}/{public_key(facts)}",)

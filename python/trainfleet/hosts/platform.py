@@ -205,8 +205,10 @@ def pins_of(config: Config, nodes: str, builds: bool) -> tuple[Pin, ...]:
         )
     if builds and not fleet.container_base:  # a custom base image has an unknown operating system
         platform, system = load_platform(fleet.platform), load_system(IMAGE)
+        # the base image's digest identifies it
+        name, _, digest = platform.base.removeprefix("docker.io/").partition("@")
         found += [
-            base_pin(platform.base),
+            Pin(platform.base, DOCKER.format(name.rpartition(":")[0], digest)),
             *packages(platform, system, in_image=True),
             *wheels(platform, system.python),
         ]
@@ -268,12 +270,6 @@ def packages(platform: PinnedPlatform, system: System, in_image: bool) -> Iterat
             yield Pin(f"{name} {version}", APT.format(system.apt), stanza)
     if platform.efa:
         yield Pin(f"EFA installer {platform.efa}", EFA.format(platform.efa))
-
-
-def base_pin(reference: str) -> Pin:
-    """Returns a base image's pin, which identifies the image by digest."""
-    name, _, digest = reference.removeprefix("docker.io/").partition("@")
-    return Pin(reference, DOCKER.format(name.rpartition(":")[0], digest))
 
 
 def ask(wanted: Sequence[Pin]) -> tuple[list[str], list[str]]:

@@ -35,6 +35,9 @@ SMALLEST, LARGEST = -1e100, 1e100
 FORMAT = 2  # run folder format; format 1 used events.jsonl and heartbeats/rank-<r>.json
 
 
+Record = dict[str, Any]
+
+
 class Shape(TypedDict, total=False):
     """Model description in results.json."""
 
@@ -153,19 +156,19 @@ class Profile(TypedDict):
     top: list[Operation]
 
 
-def require_object(line: Any) -> dict[str, Any]:
+def require_object(line: Any) -> Record:
     """Returns the line if it is a JSON object. Raises InputError for other values."""
     if not isinstance(line, dict):
         raise InputError(f"must be an object, not {show(line)}")
     return line
 
 
-def check_event(line: Any) -> dict[str, Any]:
+def check_event(line: Any) -> Record:
     """Returns the line if it is a valid event. Raises InputError otherwise."""
     return dict(fit(Event, line))
 
 
-def check_metric(line: Any) -> dict[str, Any]:
+def check_metric(line: Any) -> Record:
     """Returns the line if it is a valid metrics record: a step plus numbers, in which null and NaN
     mark missing values. Raises InputError otherwise.
 
@@ -194,12 +197,12 @@ def node(number: int, attempt: int) -> str:
     return f"node-{number}-{attempt}"
 
 
-def merge(files: Iterable[Iterable[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+def merge(files: Iterable[Iterable[Mapping[str, Any]]]) -> list[Record]:
     """Returns the events from all files, sorted by time.
 
     Keeps each writer's order even if its clock was set back. Skips records without a name or time.
     """
-    timed: list[tuple[float, dict[str, Any]]] = []
+    timed: list[tuple[float, Record]] = []
     for lines in files:
         latest = float("-inf")
         for line in lines:
@@ -262,21 +265,21 @@ class Lines:
     def __init__(
         self,
         path: Path,
-        check: Callable[[Any], dict[str, Any]] = require_object,
+        check: Callable[[Any], Record] = require_object,
         *,
         tail: int | None = None,
     ) -> None:
         self.path, self.check = path, check
         self.offset = 0 if tail is None else max(0, size_of(path) - tail)
 
-    def new(self) -> list[dict[str, Any]]:
+    def new(self) -> list[Record]:
         """Returns the new records. Skips invalid lines, which are reported when the finished file
         is read.
         """
         # A resumed run has truncated the file.
         if self.path.exists() and self.path.stat().st_size < self.offset:
             self.offset = 0
-        found: list[dict[str, Any]] = []
+        found: list[Record] = []
         while self.offset < LARGEST_LOG:
             lines, end = whole_lines(self.path, self.offset)
             if end == self.offset:
@@ -298,7 +301,7 @@ class Feed:
         for path in self._paths() if tail is not None else ():
             self.files[path] = Lines(path, check_event, tail=tail)
 
-    def new(self) -> list[dict[str, Any]]:
+    def new(self) -> list[Record]:
         return merge(
             [self.files.setdefault(path, Lines(path, check_event)).new() for path in self._paths()]
         )

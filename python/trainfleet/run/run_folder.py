@@ -50,7 +50,7 @@ COMPILED = Path(".compiled")  # torch.compile cache, which can be regenerated
 LOCK = contents.LOCK.name
 LOG = re.compile(r"(?:node|engine)-([0-9]{1,9})\.log")
 ENGINE = "engine:"  # prefix of a stop file written by a scheduler rather than a user
-Record = dict[str, Any]
+Record = records.Record
 
 
 class Run:

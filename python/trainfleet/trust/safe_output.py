@@ -41,11 +41,12 @@ def visible(text: object) -> str:
     r"""Escapes characters that move the cursor or change the text direction, such as \x1b and
     \u202e.
     """
-    return CONTROLS.sub(lambda match: _escaped(match[0]), str(text).replace("\r\n", "\n"))
 
+    def escaped(match: re.Match[str]) -> str:
+        code = ord(match[0])
+        return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
-def _escaped(letter: str) -> str:
-    return f"\\x{ord(letter):02x}" if ord(letter) < 0x100 else f"\\u{ord(letter):04x}"
+    return CONTROLS.sub(escaped, str(text).replace("\r\n", "\n"))
 
 
 def shown(text: object) -> str:

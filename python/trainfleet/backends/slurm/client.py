@@ -387,17 +387,17 @@ class Partition:
 def read_partitions(out: str) -> list[Partition]:
     """Parses the output of `scontrol --oneliner show partition`."""
     lines = [line.split() for line in out.splitlines() if line.startswith("PartitionName=")]
-    return [_partition(dict(word.partition("=")[::2] for word in words)) for words in lines]
-
-
-def _partition(row: Mapping[str, str]) -> Partition:
-    return Partition(
-        row["PartitionName"],
-        row.get("Default") == "YES",
-        row.get("State", "UP") == "UP",
-        minutes(row.get("MaxTime", "")),
-        untrusted_input.whole(row.get("TotalNodes", "")) or 0,
-    )
+    rows = [dict(word.partition("=")[::2] for word in words) for words in lines]
+    return [
+        Partition(
+            row["PartitionName"],
+            row.get("Default") == "YES",
+            row.get("State", "UP") == "UP",
+            minutes(row.get("MaxTime", "")),
+            untrusted_input.whole(row.get("TotalNodes", "")) or 0,
+        )
+        for row in rows
+    ]
 
 
 def minutes(text: str) -> int | None:

@@ -30,7 +30,7 @@ from ...hosts.install_steps import NOFILE, InstallStep, neuron_step
 from ...hosts.platform import load_platform, load_system
 from ...plan.job import Artifact
 from ...process.install_paths import ROOT
-from ..node_script import form
+from ..node_script import Body, form
 
 FILE, SCRIPT = "cluster.yaml", "node.sh"
 KEY = "fleet.slurm.parallelcluster"
@@ -218,7 +218,7 @@ def cluster(config: Config, script: str, maker: str) -> Any:
     )
 
 
-def _buckets(config: Config) -> list[dict[str, Any]] | None:
+def _buckets(config: Config) -> list[Body] | None:
     own = (config.fleet.aws.bucket, *config.fleet.slurm.parallelcluster.buckets)
     names = dict.fromkeys(filter(None, own))
     return [{"BucketName": name, "EnableWriteAccess": True} for name in names] or None
@@ -265,7 +265,7 @@ def _storage(config: Config) -> Any:
     return form("storage", FOLDER=fsx.mount_point, SETTINGS=settings)
 
 
-def links(config: Config) -> Iterator[dict[str, Any]]:
+def links(config: Config) -> Iterator[Body]:
     """Yields the file system's data repository associations: folders that import from or export to
     S3.
     """

@@ -22,12 +22,11 @@ import json
 import shlex
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import yaml
 
 from ...cloud import prices
-from ...cloud.calls import Calls, Row, passing
+from ...cloud.calls import Calls, Json, Row, passing
 from ...cloud.resource_types import is_ours, tags_of
 from ...cloud.scheduler_template import NETWORK, SchedulerStack
 from ...cloud.template_storage import makes_file_system
@@ -159,7 +158,7 @@ def describe_file_system(config: Config, calls: Calls, row: Row) -> Iterator[str
             yield f"  {_command(id_, link, calls.region)}"
 
 
-def _command(id_: str, link: dict[str, Any], region: str) -> str:
+def _command(id_: str, link: Json, region: str) -> str:
     """Returns the AWS CLI command that links a folder of the file system to S3."""
     kind = next(kind for kind in ("AutoImportPolicy", "AutoExportPolicy") if kind in link)
     policy = f"{kind}={{Events=[{','.join(link[kind])}]}}"

@@ -15,10 +15,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ...cloud import checks, plan_text
-from ...cloud.calls import Calls, passing
+from ...cloud.calls import Calls, Json, passing
 from ...cloud.cloudformation import CONFIG
 from ...cloud.discovery import known, public_key
 from ...cloud.inventory import Sweep, costing, surely
@@ -32,7 +31,7 @@ from ...plan.job import Artifact
 from ...storage import s3
 from ...trust.errors import BackendError
 from ..aws_managed import priced
-from ..base import Machines, Prospect
+from ..base import Changes, Machines, Prospect
 from ..ec2_machines import Stacked, policies, prove_gone, say, told_of
 from . import cluster_file, cluster_parts
 
@@ -83,7 +82,7 @@ class Cluster(Machines):
         self.system = config.fleet.slurm.parallelcluster.os
         self.calls = Calls(self.region)
 
-    def changes(self) -> tuple[Artifact, ...]:
+    def changes(self) -> Changes:
         """Returns the network request, the cluster file, the node script and an IAM policy for the
         caller.
 
@@ -92,9 +91,7 @@ class Cluster(Machines):
         state = self.look() if is_there() else None  # planning does not require pcluster
         return self._all(state, self._cluster(state) if is_there() else self._wanted(None))
 
-    def _all(
-        self, state: ClusterState | None, cluster: tuple[Artifact, ...]
-    ) -> tuple[Artifact, ...]:
+    def _all(self, state: ClusterState | None, cluster: Changes) -> Changes:
         found = (
             *cluster_parts.network_changes(self.config, state.maker if state else ""),
             *cluster,
@@ -105,14 +102,14 @@ class Cluster(Machines):
     def _asked(self) -> tuple[Inputs, str]:
         return known(self.config, self.calls, NETWORK)
 
-    def _wanted(self, state: ClusterState | None) -> tuple[Artifact, ...]:
+    def _wanted(self, state: ClusterState | None) -> Changes:
         maker = state.maker if state else ""
         placed = cluster_parts.with_network(self.config, maker)
         stack = state.stack if state else ""
         left = cluster_parts.left_behind(placed, self.calls, maker, stack)
         return cluster_file.artifacts(cluster_parts.with_file_system(placed, left), maker)
 
-    def _cluster(self, state: ClusterState | None) -> tuple[Artifact, ...]:
+    def _cluster(self, state: ClusterState | None) -> Changes:
         """Returns the cluster file and the node script, or () if the cluster is up to date."""
         wanted = self._wanted(state)
         if state is None or not state.is_ready:
@@ -242,7 +239,7 @@ class Cluster(Machines):
             if line := in_words(event):
                 print(f"  {line}", flush=True)
 
-    def _events(self) -> list[dict[str, Any]]:
+    def _events(self) -> list[Json]:
         """Returns the cluster's CloudFormation events, oldest first."""
         said = self._pcluster(
             "get-cluster-stack-events", "--cluster-name", self.name, may_fail=True
@@ -251,7 +248,7 @@ class Cluster(Machines):
 
     def _failed(self, state: ClusterState | None) -> BackendError:
         failed = [event for event in self._events() if "FAILED" in str(event.get("resourceStatus"))]
-        first: dict[str, Any] = next(
+        first: Json = next(
             (
                 event
                 for event in failed
@@ -373,7 +370,7 @@ class Cluster(Machines):
             self._follow(gone=True)
             say(f"the cluster {self.name} is deleted")
 
-    def _pcluster(self, verb: str, *words: str, may_fail: bool = False) -> dict[str, Any]:
+    def _pcluster(self, verb: str, *words: str, may_fail: bool = False) -> Json:
         """Runs pcluster and returns its response, which is JSON even if the command fails.
 
         Raises:
@@ -422,7 +419,7 @@ def is_there() -> bool:
     return shutil.which("pcluster") is not None
 
 
-def _parsed(text: str) -> dict[str, Any]:
+def _parsed(text: str) -> Json:
     try:
         found = json.loads(text)
     except ValueError:
@@ -430,7 +427,7 @@ def _parsed(text: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def in_words(event: dict[str, Any]) -> str:
+def in_words(event: Json) -> str:
     """Formats a CloudFormation event as one line, or returns "" if it doesn't concern users."""
     status, kind = str(event.get("resourceStatus", "")), str(event.get("resourceType", ""))
     what = KINDS.get(kind)
