@@ -28,7 +28,7 @@ THINGS = (
     Thing("a backend",
           "`make new-backend NAME=x` writes a package that adds one by entry points"
           " ([its page](docs/how-to/own-backend.md)): a class of `Backend` (`backends/base.py`), its placement, and the bench on which `tests/conformance` passes; one of ours is a file in `backends/`,"
-          " a module in `node/placements/` and a row of `OURS` in each"),
+          " its placement in `node/placements.py`, and a row of `OURS` in each"),
     Thing("a verb", "a line in the Makefile, its file and variables in `cli/__init__.py`, and in that file a function of its name, which itself imports what is slow to load"),
     Thing("a key of the config", "a field with its docstring in `config/types*.py`; then `python -m trainfleet.config.reference`"),
     Thing("an instance type",
