@@ -224,7 +224,7 @@ OPENS = {
     "launch/rehearsal.py:furnish", "hosts/head.py:received_verb", "process/file_systems.py:hold", "process/file_systems.py:sweep", "launch/faults.py:_guarded", "watch/node_verdict.py:cut",
     "watch/node_verdict.py:main",
     # an open file by its number, a folder to be synced, and calls of another `touch`
-    "storage/files.py:open", "data/shards.py:_map", "run/run_folder.py:sync_folder", "node/supervisor.py:detach", "storage/sync_rules.py:_fill",
+    "storage/files.py:open", "data/shards.py:_map", "run/run_folder.py:sync_folder", "node/supervisor.py:_become", "storage/sync_rules.py:_fill",
 }  # fmt: skip
 
 

@@ -109,8 +109,7 @@ def write_sample(model: Network, dataset: Dataset, seed: int) -> dict[str, str]:
     """
     assert isinstance(model, Llama | GPT2)
     tokenizer = load_tokenizer(dataset.folder)
-    end = dataset.manifest.end_of_document
-    ids = unseen_text(dataset) or [end]
+    ids = unseen_text(dataset) or [dataset.manifest.end_of_document]
     generator = torch.Generator().manual_seed(seed)
     made = continuation(
         model,
@@ -120,12 +119,8 @@ def write_sample(model: Network, dataset: Dataset, seed: int) -> dict[str, str]:
         generator=generator,
         stop_at=stops_of(dataset),
     )
-    return {
-        "prompt": tokenizer.decode(ids),
-        "text": tokenizer.decode(
-            [token for token, _ in zip(made, range(SAMPLE_LENGTH), strict=False)]
-        ),
-    }
+    text = tokenizer.decode(list(islice(made, SAMPLE_LENGTH)))
+    return {"prompt": tokenizer.decode(ids), "text": text}
 
 
 def unseen_text(dataset: Dataset) -> list[int]:
