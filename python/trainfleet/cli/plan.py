@@ -36,15 +36,8 @@ def plan(variables: Variables, started: float) -> int:
     wish = Wish(*amounts(variables, "DAYS", "USD", "TOKENS"))
     if flag(variables, "JSON"):
         return _emit(variables, config, derived, bill)
-    if out and (wish != Wish() or flag(variables, "ANY")):
-        message = "saves the plan of one fleet, not a comparison of fleets"
-        raise ConfigError.of("OUT", message, next="make plan OUT=plan")
-    if flag(variables, "ANY"):
-        _say(_machines(variables, config, wish))
-        return 0
-    if wish != Wish():
-        _say(sizing_tables.answer(config, wish, bill))
-        return 0
+    if wish != Wish() or flag(variables, "ANY"):
+        return _compare(variables, config, wish, bill)
     prospect = _prospect(config, derived, bill)
     whole = bool(out) or not provisioning.shares_one_machine(config)
     whole = flag(variables, "VERBOSE", default=whole)
@@ -56,6 +49,18 @@ def plan(variables: Variables, started: float) -> int:
     if out:
         print(f"\nwritten to {out}/: {', '.join(proposal.write(plan, changes, out))}")
     print(f"\nnext: {_next(plan, prospect)}")
+    return 0
+
+
+def _compare(variables: Variables, config: Config, wish: Wish, bill: Bill | None) -> int:
+    """Prints a comparison of machines, or of numbers of nodes."""
+    if "OUT" in variables:
+        message = "saves the plan of one fleet, not a comparison of fleets"
+        raise ConfigError.of("OUT", message, next="make plan OUT=plan")
+    if flag(variables, "ANY"):
+        _say(_machines(variables, config, wish))
+    else:
+        _say(sizing_tables.answer(config, wish, bill))
     return 0
 
 

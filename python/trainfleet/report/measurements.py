@@ -114,6 +114,10 @@ def draw(path: Path, measures: Sequence[Measure], weak: bool) -> None:
         kind = "weak" if weak else "strong"
         figure, axes = sheet(f"Throughput (tokens per second), {kind} scaling")
         _draw(axes, measures)
+        for one in measures:
+            text = f"{quantity(one.tokens_per_second)} · {percent(one.efficiency)}"
+            at = (one.nodes, one.tokens_per_second)
+            note(axes, text, at, (8, -8), color=INK, va="top")
         save(figure, path)
 
 
@@ -127,12 +131,8 @@ def _draw(axes: Axes, measures: Sequence[Measure]) -> None:
     axes.minorticks_off()
     axes.plot(nodes, best, color=FAINT, lw=1, ls=(0, (4, 3)), clip_on=False)
     axes.plot(nodes, speeds, color=BLUE, lw=2, marker="o", ms=5, clip_on=False)
-    for measure in measures:
-        at = (measure.nodes, measure.tokens_per_second)
-        text = f"{quantity(measure.tokens_per_second)} · {percent(measure.efficiency)}"
-        note(axes, text, at, (8, -8), color=INK, va="top")
-    ideal, end = "ideal: the speed per rank of the first size", (nodes[-1], best[-1])
-    note(axes, ideal, end, (0, 6), ha="right", va="bottom")
+    ideal = "ideal: the speed per rank of the first size"
+    note(axes, ideal, (nodes[-1], best[-1]), (0, 6), ha="right", va="bottom")
     axes.margins(x=0.2, y=0.15)
 
 
