@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil, log2
 
-from .step_work import FITTED, Constants, DeviceSpeed, Work
+from .step_work import FITTED, Constants, DeviceSpeed, HostOverheads, Work
 
 # Latency in seconds per ring step, inside a node and between nodes (NCCL 2.30, tuning.cc, Simple).
 HOP, HOP_OUTSIDE = (3.4e-6, 14e-6)
@@ -207,15 +207,19 @@ def _attention(at: Rank) -> float:
     seconds = flops / (peak * device.efficiency * (device.attention if work.flash else 1.0))
     scores = work.tokens * work.length * work.heads / work.tensor
     if device.host:
-        features = work.tokens * work.queries / work.tensor
-        bytes_ = device.host.attended / work.weight_bytes * features
-        return seconds + (bytes_ + device.host.dropped * scores * work.dropped) / device.memory
+        return seconds + _attended(work, device.host, scores) / device.memory
     if work.flash:
         return seconds / (c.tuned_attention if work.tuned else 1.0)
-    return (
-        seconds
-        + (c.scores_fused if work.tuned else c.scores) * work.weight_bytes * scores / device.memory
-    )
+    passes = c.scores_fused if work.tuned else c.scores
+    return seconds + passes * work.weight_bytes * scores / device.memory
+
+
+def _attended(work: Work, host: HostOverheads, scores: float) -> float:
+    """Returns the bytes that a host moves in attention's forward pass."""
+    features = work.tokens * work.queries / work.tensor
+    spilled = 2 if 4 * work.length**2 > host.cache else 1
+    bytes_ = host.dropped * spilled * scores * work.dropped
+    return bytes_ + host.attended / work.weight_bytes * features
 
 
 def padded(head: float) -> float:

@@ -28,8 +28,10 @@ class HostOverheads:
     # seconds per pipeline step, for the gradient norm and gradients of tied weights
     agreed: float = 8e-3
     straightened: float = 1.25e-3  # seconds per sharded matrix that Muon gathers
-    # Bytes per attention score under dropout, for which torch does not use its fused kernel.
-    dropped: float = 48.0
+    # Bytes per attention score under dropout, for which torch does not use its fused kernel. The
+    # number doubles if a head's scores exceed `cache`, in bytes.
+    dropped: float = 34.0
+    cache: float = 2**20
     # Bytes that attention moves per feature and byte of a feature, because bf16 is converted.
     attended: float = 230.0
 
