@@ -111,6 +111,9 @@ def test_credentials_are_looked_for_where_there_may_be_some(
         (tmp_path / file).write_text(maker)
     (tmp_path / kept).mkdir(exist_ok=True)
     assert secrets.is_keyless() is keyless
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os, "getuid", lambda: 4_000_000)  # a user without an entry and a home
+    assert secrets.is_keyless() is (keyless or kept != "")
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,8 @@ def is_keyless() -> bool:
     same answer takes 0.4 CPU seconds, and a wait for instance metadata.
     """
     named = {name for name in os.environ if name.startswith(("AWS_", "BOTO_"))}
-    if named - HARMLESS or any(Path(path).expanduser().exists() for path in KEPT):
+    # os.path, because pathlib fails for a user without a home, as in some containers
+    if named - HARMLESS or any(os.path.exists(os.path.expanduser(path)) for path in KEPT):  # noqa: PTH110, PTH111
         return False
     if os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
         return True
