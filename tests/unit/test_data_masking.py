@@ -27,7 +27,7 @@ from trainfleet.trust.validation import fit
 DOCUMENTS = 300
 CHOSEN = {
     "global_batch_size": 24, "micro_batch_size": 1, "sequence_length": 64, "seed": 1, "learning_rate": 0.01, "warmup_steps": 1,
-    "schedule_steps": 1, "decay_steps": 1, "activation_checkpointing": "none", "compile": False,
+    "schedule_steps": 1, "spike_sigmas": 6.0, "decay_steps": 1, "activation_checkpointing": "none", "compile": False,
     "parallelism": {"fsdp": 1, "tensor": 1, "pipeline": 1, "context": 1, "zero_stage": 3, "virtual_stages": 1},
 }  # fmt: skip
 

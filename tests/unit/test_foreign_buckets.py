@@ -152,7 +152,8 @@ def test_a_proxy_s_page_is_no_answer_to_any_request(request_: Callable[[str], ob
 
 
 def test_a_bucket_elsewhere_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")  # boto asks it through http_proxy
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "one")
     answer = {
         "Error": {"Code": "PermanentRedirect"},
         "ResponseMetadata": {"HTTPHeaders": {"x-amz-bucket-region": "eu-west-3"}},

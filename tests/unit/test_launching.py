@@ -353,11 +353,10 @@ def test_a_launcher_that_is_waited_for_no_more_is_ended_first(
     here: Here, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     done, hosts = list[str](), [Host("a", "a"), Host("b", "b")]
+    fleet, train = SimpleNamespace(secrets=()), SimpleNamespace(steps=1)
+    config = SimpleNamespace(name="demo", world_size=2, fleet=fleet, train=train)
     head: Any = SimpleNamespace(
-        interpreter="python",
-        facts=dict.fromkeys(hosts),
-        ends=None,
-        config=SimpleNamespace(name="demo"),
+        interpreter="python", facts=dict.fromkeys(hosts), ends=None, config=config
     )
     place: Any = SimpleNamespace(run=here.run, refresh=lambda: None, head=SimpleNamespace(
         run="runs/demo", prepare=lambda *words: None, start=lambda *words: done.append("start"),
@@ -365,9 +364,7 @@ def test_a_launcher_that_is_waited_for_no_more_is_ended_first(
     backend: Any = SimpleNamespace(
         bill=lambda: None, find=lambda run: None, stop=lambda *words, at_once: done.append("stop")
     )
-    plan: Any = SimpleNamespace(
-        config=SimpleNamespace(fleet=SimpleNamespace(secrets=())), requests=(), asked=""
-    )
+    plan: Any = SimpleNamespace(config=config, requests=(), asked="")
 
     def wait(*words: object) -> None:
         raise error

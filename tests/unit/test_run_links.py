@@ -207,7 +207,7 @@ OPENS = {
     "devices/cpu.py:_cpuinfo", "devices/cuda.py:_check_torch", "hardware/node_types.py:local_accelerator", "hardware/node_types.py:local_chip",
     "hardware/node_types.py:local_cores", "hardware/node_types.py:memory_limits", "hardware/node_types.py:spare_memory", "health/kernel_log.py:_count", "health/kernel_log.py:_kmsg",
     "health/kernel_log.py:oom_kills", "process/processes.py:_is_below", "process/processes.py:identity", "node/placement.py:card", "node/placements.py:read_sagemaker",
-    "trust/safe_output.py:_ended", "trust/safe_output.py:discard", "trust/safe_output.py:install", "data/encoders.py:muted", "node/entrypoint.py:write_reason",
+    "trust/safe_output.py:_ended", "trust/secrets.py:is_keyless", "trust/safe_output.py:discard", "trust/safe_output.py:install", "data/encoders.py:muted", "node/entrypoint.py:write_reason",
     # the program's own
     "backends/skeleton/__init__.py:write", "backends/slurm/cluster_file.py:node_script", "cli/__init__.py:described", "report/all_runs.py:page",
     "cloud/template.py:user_data", "config/tables.py:read_table", "hardware/accelerators.py:_rows", "launch/compiling.py:_code",

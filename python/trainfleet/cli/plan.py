@@ -86,7 +86,7 @@ def _machines(variables: Variables, config: Config, wish: Wish) -> Iterator[str]
         what = "no machine can train on so many tokens within DAYS and USD"
         raise ConfigError.of("ANY", what, next=f"make plan TOKENS={wish.tokens:g} ANY=1")
     yield from sizing_tables.describe_machines(config, found, absent, wish)
-    if backend_of(config).is_here:
+    if provisioning.shares_one_machine(config):
         yield "        the next command assumes a backend; any other with such machines is as fast"
     best = sizing.best(found)
     kind = "" if best.tariff.terms == "own" else f"fleet.instance_type={best.name}"

@@ -321,6 +321,8 @@ def _contradiction(manifest: Manifest) -> str | None:
             f"{manifest.vocabulary_size} tokens"
         )
     for shard in manifest.shards:
+        if not 0 <= shard.source < len(manifest.settings.sources):
+            return f"{shard.path} is of source {shard.source}, which is not among data.sources"
         if len(shard.blocks) != -(-shard.tokens * width // BLOCK) or len(shard.lengths) != LENGTHS:
             return (
                 f"{shard.path} has {len(shard.blocks)} checksums and {len(shard.lengths)} "
