@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shlex
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -36,6 +37,7 @@ WORDS = {  # heartbeat phases before the first step
     "compile": "compiling",
 }
 LISTED = 8  # maximum sources in a list
+SENTENCE_END = re.compile(r"\n|(?<=[.!?])\s+")
 OPENING, LONGEST_OPENING = 3, 40  # maximum words and characters of a suggested prompt
 
 
@@ -335,11 +337,9 @@ def opening(results: Record) -> str:
     validation text.
     """
     text = str((results.get("sample") or {}).get("prompt", ""))
-    lines = [
-        [word for word in line.split() if word.isprintable()][:OPENING]
-        for rest in text.split(None, 1)[1:]  # the first word may be cut off
-        for line in rest.splitlines()
-    ]
+    # The first word and the first sentence may be cut off.
+    parts = SENTENCE_END.split(text)[1:] or [text.partition(" ")[2]]
+    lines = [[word for word in part.split() if word.isprintable()][:OPENING] for part in parts]
     longest = max([[], *lines], key=len)
     chosen = " ".join(longest)
     return f"{chosen} " if chosen and len(chosen) < LONGEST_OPENING else "The "
