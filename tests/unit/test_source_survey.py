@@ -89,6 +89,7 @@ def test_plan_looks_at_sources_and_names_one_that_is_missing(tmp_path: Path) -> 
         9,
         (),
         ("there are few texts (1), so the last part of each is used for validation",),
+        {0: 9},
     )
     with pytest.raises(NoSource, match="no such file") as missing:
         look(replace(data, sources=(str(tmp_path / "a.txt"), str(tmp_path / "c.txt"))))
