@@ -2,7 +2,7 @@
 
 In a new checkout:
 
-    python docs/terminal.py docs/first-run.svg 'make train' "make sample PROMPT='class '"
+    python docs/terminal.py docs/first-run.svg 'make train' "make sample PROMPT='There once was'"
 
 Beside the config of the README:
 

@@ -16,7 +16,7 @@ from requirement import need
 from trainfleet.config.types import Data, Source
 from trainfleet.data import formats, sources
 from trainfleet.data.documents import is_table, left_out, read_piece, read_unit
-from trainfleet.data.source_files import stat
+from trainfleet.data.source_files import list_files, stat
 from trainfleet.data.sources import SourcePiece, have_changed, plan_units
 from trainfleet.trust.errors import DataError
 
@@ -151,6 +151,19 @@ def test_the_standard_library_is_a_source() -> None:
         "JavaScript Object Notation" in document.text
         for document in read_unit(json_files[0], "text")
     )
+
+
+def test_the_stories_of_the_first_run_are_those_of_their_program(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Listed alike on every machine, wherever trainfleet is and whenever it was installed."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "scripts"))
+    import stories
+
+    ((file,), unread) = list_files("toy-stories")
+    assert not unread and not file.version and "/" not in file.path
+    dice = random.Random(stories.SEED)
+    assert texts_of(data_of("toy-stories")) == [stories.story(dice) for _ in range(stories.COUNT)]
 
 
 def test_tables_of_the_standard_library_are_no_documents_and_that_is_said() -> None:

@@ -234,9 +234,10 @@ def test_summary_ends_with_what_to_type(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 PROMPTS = {
-    "es of the king's men and women said": "of the king's ", "halb \u00fcber der  Br\u00fccke\n  steht ein Haus": "\u00fcber der Br\u00fccke ", "a $HOME `id` b": "$HOME `id` b ",
+    "es of the king's men and women said": "of the king's ", "halb \u00fcber der  Br\u00fccke\n  steht ein Haus": "steht ein Haus ", "a $HOME `id` b": "$HOME `id` b ",
     "a b\x1b[2J c d e": "c d e ", "word": "The ", "": "The ", "a " + "long" * 20: "The ",
     "    return 0\n\n    @classmethod\n    def fit(self, x):\n": "def fit(self, x): ", "1\tyes\n2\tno it is not": "2 no it ", "cut\r\nWer\r\n": "Wer ",
+    ' the sand. Even the snail had to clap. "My drum!" said Ella.': "Even the snail ",
 }  # fmt: skip
 
 

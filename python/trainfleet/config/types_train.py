@@ -40,7 +40,8 @@ class Data:
     """Text to train on. Entries can be files, folders, globs and s3:// prefixes (.txt, .md, .py,
     .jsonl, .json, .csv, .tsv, .parquet, .arrow, .tar; the first four also as .gz and .zst). Use
     hf://owner/name[@revision][/config][:split] for a Hugging Face dataset, or `stdlib` for the
-    Python files of this interpreter's standard library. An entry can also be {path, weight,
+    Python files of this interpreter's standard library, and `toy-stories` for 4,500 short stories
+    that come with trainfleet. An entry can also be {path, weight,
     text_field}, which sets the source's share of the samples and its text field."""
     text_field: Annotated[str, Key(minLength=1, maxLength=255)] = "text"
     """Field of a .jsonl record, or column of a table, that contains the text."""

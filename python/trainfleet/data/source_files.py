@@ -34,6 +34,8 @@ from .format_table import (
 
 STDLIB = "stdlib"
 LIBRARY = Path(sysconfig.get_path("stdlib"))
+# Source of the first run, and its only file, which scripts/stories.py writes
+STORIES, STORY_FILE = "toy-stories", "toy-stories:.jsonl.gz"
 BUFFER = 2**18  # bytes; with the default of 8 KiB, reading lines takes three times as long
 BESIDE = 1000  # maximum names in a folder to search for a similar one
 KINDS = 20  # maximum kinds of unread files to list in a warning
@@ -70,6 +72,8 @@ def list_files(source: str) -> Listing:
         sizes = {file.path: file.size for file in found if file.path.endswith(PYTHON)}
         names = {path: path.replace(f"{LIBRARY}/", f"{STDLIB}:", 1) for path in sorted(sizes)}
         return [SourceFile(name, sizes[path], "") for path, name in names.items()], Counter()
+    if source == STORIES:
+        return [stat(STORY_FILE)], Counter()
     files, unread = _sorted_out(_found(source))
     if not files:
         none = "it is empty" if {*unread} == {EMPTY} else f"it has no {', '.join(by_suffix())} file"
@@ -132,7 +136,8 @@ def stat(path: str) -> SourceFile:
         status = _local(path).stat()
     except OSError as error:
         raise unreadable(path, error.strerror or str(error)) from error
-    return SourceFile(path, status.st_size, "" if is_stdlib(path) else str(status.st_mtime_ns))
+    version = "" if is_stdlib(path) or path == STORY_FILE else str(status.st_mtime_ns)
+    return SourceFile(path, status.st_size, version)
 
 
 def open_file(file: SourceFile, start: int = 0) -> BinaryIO:
@@ -176,6 +181,8 @@ def unreadable(where: str, why: str) -> DataError:
 
 
 def _local(path: str) -> Path:
+    if path == STORY_FILE:
+        return Path(__file__).with_name(path.replace(":", ""))
     return LIBRARY / path.removeprefix(f"{STDLIB}:") if is_stdlib(path) else Path(path)
 
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 import time
@@ -35,6 +36,7 @@ from .history import (
 
 Row = tuple[str, str]
 NOTES = 2  # maximum notes about sources to show
+SENTENCE_END = re.compile(r"\n|(?<=[.!?])\s+")
 OPENING, LONGEST_OPENING = 3, 40  # maximum words and characters of a suggested prompt
 SKIPPED = (
     "loss or gradient norm was far too high (train.spike_sigmas) or not finite; a few are normal"
@@ -377,11 +379,9 @@ def opening(results: Record) -> str:
     validation text.
     """
     text = str((results.get("sample") or {}).get("prompt", ""))
-    lines = [
-        [word for word in line.split() if word.isprintable()][:OPENING]
-        for rest in text.split(None, 1)[1:]  # the first word may be cut off
-        for line in rest.splitlines()
-    ]
+    # The first word and the first sentence may be cut off.
+    parts = SENTENCE_END.split(text)[1:] or [text.partition(" ")[2]]
+    lines = [[word for word in part.split() if word.isprintable()][:OPENING] for part in parts]
     longest = max([[], *lines], key=len)
     chosen = " ".join(longest)
     return f"{chosen} " if chosen and len(chosen) < LONGEST_OPENING else "The "
