@@ -12,7 +12,7 @@ from fleet.lab import lab
 from fleet.test_cloud import Place, account_on
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_a_rehearsal_on_instances_keeps_its_promise_and_leaves_nothing(
     tmp_path: Path, tell: Callable[[str], None]
 ) -> None:
