@@ -21,7 +21,7 @@ from aws.watchers import Watched
 from aws.world import aws
 from trainfleet.backends import BACKENDS
 from trainfleet.backends.base import Phase
-from trainfleet.backends.queue_reasons import CODES, QueueReasons
+from trainfleet.backends.batch_request import CODES, QueueReasons
 from trainfleet.cloud import scheduler_template
 from trainfleet.cloud.calls import Calls
 from trainfleet.config import Config

@@ -14,7 +14,7 @@ from aws import batch, watchers  # noqa: F401  what they answer
 from aws.account import Account
 from aws.test_fleet import untouched
 from aws.test_scheduler_machines import mine, scheduler_config, told
-from trainfleet.backends import BACKENDS, queue_reasons
+from trainfleet.backends import BACKENDS, batch_request
 from trainfleet.backends.batch import Batch
 from trainfleet.backends.node_script import bodies
 from trainfleet.cloud import discovery, scheduler_template
@@ -146,7 +146,7 @@ def test_its_queue_is_made_takes_the_job_and_goes_with_the_rest(
         QUEUE,
     }
     job = tokenize_job(config)
-    theirs = partial(queue_reasons.queue, QUEUE)
+    theirs = partial(batch_request.queue, QUEUE)
     backend.require(on_its_machines(config, job), job, theirs)
     with pytest.raises(CloudError, match="no compute environment of the queue can run this job"):
         backend.require(config, train_job(config), theirs)

@@ -32,11 +32,11 @@ from ..plan.job import Job, Request, on_its_machines
 from ..run.run_folder import Run
 from ..trust.errors import CloudError
 from ..trust.untrusted_input import show
-from . import aws_managed, batch_request, queue_reasons
+from . import aws_managed, batch_request
 from .aws_managed import ON_REQUEST, Console, Hosted, ManagedMachines, filled
 from .base import Handle, Phase, Status
+from .batch_request import QueueReasons
 from .node_script import TOKEN, artifact, bodies, pairs
-from .queue_reasons import QueueReasons
 
 GROUP = "/aws/batch/job"  # Batch's default CloudWatch log group
 # fleet.aws keys that have no effect if the user provides the queue
@@ -161,7 +161,7 @@ class Batch(Hosted):
             for key, allowed in ROLES.items()
             if (arn := container.get(key, "")).startswith("arn:")
         ]
-        queue = partial(queue_reasons.queue, self._queue_of(job))
+        queue = partial(batch_request.queue, self._queue_of(job))
         self.require(on_its_machines(self.config, job), job, queue, *roles)
 
     def _name(self, request: Request) -> str:

@@ -41,18 +41,14 @@ from .node_script import TOKEN, artifact, bodies
 GONE = 180.0  # seconds that a stopped job may take to end: SIGTERM, 120 s, SIGKILL, and the upload
 NAME = 46  # maximum characters of the run name in a job name, which is limited to 63
 PHASES = {
-    "Pending": Phase.QUEUED,
-    "Starting": Phase.QUEUED,
-    "Interrupted": Phase.QUEUED,
-    "Restarting": Phase.STARTING,
-    "LaunchingMLInstances": Phase.QUEUED,
-    "PreparingTrainingStack": Phase.STARTING,
-    "Downloading": Phase.STARTING,
-    "DownloadingTrainingImage": Phase.STARTING,
-    "Training": Phase.RUNNING,
-    "Uploading": Phase.RUNNING,
-    "Updating": Phase.RUNNING,
-    "Stopping": Phase.STOPPING,
+    state: phase
+    for phase, states in {
+        Phase.QUEUED: "Pending Starting Interrupted LaunchingMLInstances",
+        Phase.STARTING: "Restarting PreparingTrainingStack Downloading DownloadingTrainingImage",
+        Phase.RUNNING: "Training Uploading Updating",
+        Phase.STOPPING: "Stopping",
+    }.items()
+    for state in states.split()
 }
 WORDS = {
     "Pending": "waiting for reserved or free machines",

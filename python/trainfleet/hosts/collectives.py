@@ -36,34 +36,15 @@ def command(ranks: int, hosts: Mapping[str, str] | None = None) -> str:
 
     The first of `hosts` runs the command. `--check` also verifies the sums.
     """
-    words = [
-        TOOL,
-        "allr",
-        "--nworkers",
-        str(ranks * len(hosts or "1")),
-        "--minbytes",
-        BYTES,
-        "--maxbytes",
-        BYTES,
-        "--datatype",
-        "fp32",
-        "--check",
-        "--non-interactive",
-    ]
-    if not hosts:
-        return shlex.join(words)
-    addresses = list(hosts.values())
-    return shlex.join(
-        [
-            "env",
-            f"NEURON_RT_ROOT_COMM_ID={addresses[0]}:{PORT}",
-            *words,
-            "--nnodes",
-            str(len(hosts)),
-            "--hosts",
-            *addresses,
-        ]
+    words = (
+        f"{TOOL} allr --nworkers {ranks * len(hosts or '1')} --minbytes {BYTES} --maxbytes {BYTES} "
+        "--datatype fp32 --check --non-interactive"
     )
+    if not hosts:
+        return words
+    addresses = list(hosts.values())
+    first = f"env NEURON_RT_ROOT_COMM_ID={addresses[0]}:{PORT}"
+    return f"{first} {words} --nnodes {len(hosts)} --hosts {shlex.join(addresses)}"
 
 
 def try_collectives(

@@ -220,13 +220,21 @@ def _build(lines: dict[str, list[str]], seconds: float, now: float) -> Facts:
         "clock_offset": _seconds(clock) - (now - seconds),
         "seconds": seconds,
         **_network(lines),
+        **_limits(lines),
     }
-    for name, read in OWN.items():
-        found[name] = read(name, lines[name])
     for field_ in fields(Facts):
         if (name := field_.name) not in found:
             found[name] = READ[str(field_.type)](name, lines[KEYS.get(name, name)])
     return Facts(**found)
+
+
+def _limits(lines: dict[str, list[str]]) -> dict[str, Any]:
+    files, endpoints, efa = ("".join(lines[key][:1]) for key in ("nofile", "fi_info", "efa"))
+    return {
+        "nofile": 1 << 30 if files == "unlimited" else _count("nofile", [files]),
+        "fi_info": _count("fi_info", [endpoints]) if endpoints else -1,
+        "efa": efa.rpartition(":")[2].strip().lstrip("v"),
+    }
 
 
 def _network(lines: dict[str, list[str]]) -> dict[str, Any]:
@@ -271,9 +279,7 @@ def _seconds(text: str) -> float:
 
 
 def _require_form(key: str, text: str) -> str:
-    """Returns the text if it is empty or matches the pattern for its key. Raises Implausible
-    otherwise.
-    """
+    """Returns the text if it is empty or has its key's form. Raises Implausible otherwise."""
     if text and not re.fullmatch(FORMS.get(key, ".*"), text):
         raise Implausible(f"{key}={text[:60]!a} is not valid")
     return text
@@ -299,9 +305,7 @@ def _address(text: str) -> str:
 
 
 def _ports(lines: list[str]) -> tuple[Port, ...]:
-    """Parses RDMA adapter ports: name, number, link, state, driver and rate. Skips malformed
-    lines.
-    """
+    """Parses RDMA ports: name, number, link, state, driver and rate. Skips malformed lines."""
     words = [line.split(" ", 5) for line in lines[:MOST]]
     found = [
         read_port(name, number, link, rate, state, driver)
@@ -346,11 +350,6 @@ READ: dict[str, Callable[[str, list[str]], Any]] = {
     "tuple[str, ...]": lambda key, lines: tuple(lines),
     "dict[str, str]": lambda key, lines: dict(_pairs(lines)),
     "dict[str, int]": _counts,
-}
-OWN: dict[str, Callable[[str, list[str]], Any]] = {  # fields that are read differently
-    "nofile": lambda key, lines: 1 << 30 if lines[:1] == ["unlimited"] else _count(key, lines),
-    "fi_info": lambda key, lines: _count(key, lines) if "".join(lines[:1]) else -1,
-    "efa": lambda key, lines: "".join(lines[:1]).rpartition(":")[2].strip().lstrip("v"),
 }
 
 

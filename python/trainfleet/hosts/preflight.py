@@ -167,20 +167,9 @@ def try_port(transport: Transport, wanted: Wanted, facts: dict[Host, Facts]) -> 
         return []
     head, *others = facts
     port = wanted.fleet.rendezvous_port or PORT
-    listen = shlex.join(
-        ["python3", "-c", LISTEN, str(port), str(len(others)), str(CONNECT_SECONDS)]
-    )
-    connect = shlex.join(
-        [
-            "bash",
-            "-c",
-            CONNECT,
-            "connect",
-            facts[head].address(head),
-            str(port),
-            str(CONNECT_SECONDS),
-        ]
-    )
+    to = shlex.quote(facts[head].address(head))
+    listen = f"python3 -c {shlex.quote(LISTEN)} {port} {len(others)} {CONNECT_SECONDS}"
+    connect = f"bash -c {shlex.quote(CONNECT)} connect {to} {port} {CONNECT_SECONDS}"
     answers = run_together(
         transport,
         lambda host: listen if host == head else connect,

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from ..config.tables import read_table
 from ..process.install_paths import ROOT
 from ..process.processes import die_with_parent
 from ..trust.errors import ImageError
@@ -67,69 +68,9 @@ class Trouble:
 
 # buildah, docker and podman messages for a failed step
 IN_STEP = re.compile(r"building at STEP|did not complete successfully|while running runtime")
-FULL = Trouble(
-    r"no space left on device|disk quota exceeded",
-    "the disk is full",
-    "check with df -h; remove old images with {builder} image prune",
-)
-TROUBLES = (
-    Trouble(
-        r"exec format error|does not match the expected platform|no image found in "
-        r"(?:manifest list|image index)|no matching manifest for|no match for platform",
-        "the base image is for another processor",
-        "set fleet.container_base to an image for linux/amd64",
-    ),
-    FULL,
-    Trouble(
-        r"pull access denied|manifest unknown|unauthorized|toomanyrequests|no such "
-        r"host|initializing source|short-name|name unknown|failed to resolve source metadata|i/o "
-        r"timeout|connection refused|repository does not exist|TLS handshake|x509",
-        "can't pull the base image {base}",
-        "set fleet.container_base to an image from a mirror, or to a local image",
-        in_steps=False,
-    ),
-    Trouble(
-        r"has the SHA-256|THESE PACKAGES DO NOT MATCH THE HASHES|has the key",
-        "a downloaded file does not match the lock file",
-        "compare the message above with docker/platforms.lock.yaml",
-    ),
-    Trouble(
-        r"the package index asks for a password",
-        "the package index requires a password",
-        "python3 -m pip config set global.index-url https://USER:PASSWORD@HOST/simple",
-    ),
-    Trouble(
-        r"Could not resolve|Temporary failure|can't download|Could not find a version|Failed "
-        r"to fetch|Unable to fetch"
-        r"|connection refused|timed out|new connection|certificate verify failed",
-        "a build step can't download its files",
-        "check the package index, proxy and certificate of this machine: python3 "
-        "scripts/pip_sources.py show",
-    ),
-    Trouble(
-        r"EACCES|permission denied|operation not permitted",
-        "the builder lacks permissions",
-        "set BUILDAH_ISOLATION=chroot, or use an account with access to the daemon",
-    ),
-)
-PUSHES = (
-    Trouble(
-        r"immutable|already exists in the '|ImageTagAlreadyExists",
-        "the tag exists with different content, and tags are immutable",
-        "run make push again",
-    ),
-    Trouble(
-        r"denied|unauthorized|no basic auth|403|not " r"authorized|authentication " r"required",
-        "the registry refused the push",
-        "allow ecr:InitiateLayerUpload, ecr:UploadLayerPart, ecr:CompleteLayerUpload and "
-        "ecr:PutImage",
-    ),
-    FULL,
-    Trouble(
-        r"i/o timeout|connection re(?:fused|set)|no such host|EOF|TLS " r"handshake",
-        "can't reach the registry",
-        "run make push again",
-    ),
+TROUBLES, PUSHES = (
+    tuple(Trouble(**row) for row in rows)
+    for rows in read_table(Path(__file__).with_name("troubles.yaml")).values()
 )
 
 

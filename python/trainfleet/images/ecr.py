@@ -12,11 +12,13 @@ import binascii
 import json
 import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ..cloud.calls import Calls, passing
 from ..cloud.repository import GONE, HOST, NAME, held_as, holders
 from ..cloud.template_inputs import pairs
+from ..config.tables import read_table
 from ..hosts.host_results import Host, by_host
 from ..hosts.transport import Transport
 from ..trust.errors import BackendError, CloudError, ImageError, InputError
@@ -28,34 +30,11 @@ MANIFESTS = [
     "application/vnd.docker.distribution.manifest.v2+json",
     "application/vnd.oci.image.manifest.v1+json",
 ]
-UNTAGGED_DAYS, KEPT_IMAGES = 14, 50
+
 CONFIG = 1 << 20  # maximum bytes of an image configuration
 SECONDS = 30
-POLICY = {
-    "rules": [
-        {
-            "rulePriority": 1,
-            "description": "unfinished pushes",
-            "action": {"type": "expire"},
-            "selection": {
-                "tagStatus": "untagged",
-                "countType": "sinceImagePushed",
-                "countUnit": "days",
-                "countNumber": UNTAGGED_DAYS,
-            },
-        },
-        {
-            "rulePriority": 2,
-            "description": "the newest images",
-            "action": {"type": "expire"},
-            "selection": {
-                "tagStatus": "any",
-                "countType": "imageCountMoreThan",
-                "countNumber": KEPT_IMAGES,
-            },
-        },
-    ]
-}
+POLICY = read_table(Path(__file__).with_name("lifecycle.yaml"))
+KEPT_IMAGES = POLICY["rules"][-1]["selection"]["countNumber"]
 
 
 class Registry:

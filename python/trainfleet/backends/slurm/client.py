@@ -35,20 +35,14 @@ from ..head import HEAD
 FILE = Path(__file__).with_name("reasons.yaml")
 # slurm.schedmd.com/squeue.html, JOB STATE CODES; all other states mean that the job has ended
 PHASES = {
-    "PENDING": Phase.QUEUED,
-    "REQUEUED": Phase.QUEUED,
-    "REQUEUE_FED": Phase.QUEUED,
-    "REQUEUE_HOLD": Phase.QUEUED,
-    "SPECIAL_EXIT": Phase.QUEUED,
-    "RESV_DEL_HOLD": Phase.QUEUED,
-    "CONFIGURING": Phase.STARTING,
-    "SUSPENDED": Phase.STARTING,
-    "STOPPED": Phase.STARTING,
-    "RESIZING": Phase.RUNNING,
-    "RUNNING": Phase.RUNNING,
-    "COMPLETING": Phase.STOPPING,
-    "SIGNALING": Phase.RUNNING,
-    "STAGE_OUT": Phase.STOPPING,
+    state: phase
+    for phase, states in {
+        Phase.QUEUED: "PENDING REQUEUED REQUEUE_FED REQUEUE_HOLD SPECIAL_EXIT RESV_DEL_HOLD",
+        Phase.STARTING: "CONFIGURING SUSPENDED STOPPED",
+        Phase.RUNNING: "RESIZING RUNNING SIGNALING",
+        Phase.STOPPING: "COMPLETING STAGE_OUT",
+    }.items()
+    for state in states.split()
 }
 WELL = "COMPLETED"
 

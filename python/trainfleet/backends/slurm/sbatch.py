@@ -17,10 +17,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from shlex import quote
 from typing import Any
 
 from ...config import Config, Refusals
+from ...config.tables import read_table
 from ...hosts import preflight
 from ...hosts.fleet import wanted_of
 from ...node.placement import Placement, torchrun
@@ -283,57 +285,7 @@ def _container(config: Config, job: Job, ground: Ground) -> list[str]:
     ]
 
 
-OURS = {  # option → config key that sets it, or "" if trainfleet hard-codes it
-    "job-name": "name",
-    "nodes": "fleet.nodes",
-    "exclusive": "fleet.exclusive",
-    "partition": "fleet.slurm.partition",
-    "account": "fleet.slurm.account",
-    "qos": "fleet.slurm.qos",
-    "time": "fleet.slurm.time_limit_minutes",
-    "constraint": "fleet.slurm.constraint",
-    "reservation": "fleet.slurm.reservation",
-    "gres": "fleet.slurm.gres",
-    "signal": "fleet.slurm.warn_before_seconds",
-    "requeue": "fleet.slurm.requeue",
-    "no-requeue": "fleet.slurm.requeue",
-    "container": "fleet.slurm.container_runtime",
-    "container-id": "fleet.slurm.container_runtime",
-    "chdir": "fleet.shared_folder",
-    **dict.fromkeys(
-        (
-            "ntasks",
-            "ntasks-per-node",
-            "tasks-per-node",
-            "exclude",
-            "dependency",
-            "kill-on-invalid-dep",
-            "output",
-            "error",
-            "input",
-            "open-mode",
-            "comment",
-            "export",
-            "export-file",
-            "get-user-env",
-            "array",
-            "wrap",
-            "test-only",
-            "wait",
-            "parsable",
-            "quiet",
-            "help",
-            "usage",
-            "version",
-            "clusters",
-            "no-kill",
-            "uid",
-            "gid",
-            "ignore-pbs",
-        ),
-        "",
-    ),
-}
+OURS: dict[str, str] = read_table(Path(__file__).with_name("sbatch_options.yaml"))
 # memory options; with fleet.exclusive, trainfleet sets them to give jobs all of a node's memory
 WHOLE_NODES = ("mem", "mem-per-cpu", "mem-per-gpu")
 
