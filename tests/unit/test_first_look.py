@@ -182,7 +182,7 @@ def test_a_verb_that_needs_a_run_says_that_there_is_none(desk: Path, verb: str) 
 def test_a_look_at_the_data_leaves_no_run_behind(desk: Path) -> None:
     code, text = make(desk, "inspect")
     assert code != 0 and text.startswith(
-        "error: data/stdlib: has no finished dataset\n  next: make tokenize\n"
+        "error: data/toy-stories: has no finished dataset\n  next: make tokenize\n"
     )
     assert not (desk / "runs").exists()
 
