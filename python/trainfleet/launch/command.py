@@ -253,7 +253,7 @@ def seen(config: Config, tokens: Mapping[int, int], about: str = "") -> list[str
     found = epochs(config.data, tokens, taken)
     whole = few_digits(taken / max(sum(tokens.values()), 1))
     each = f" ({by_name(found, few_digits)})" if config.data.weights else ""
-    # The estimate is far too low for compressed text, so it is no reason for a warning.
+    # The estimate is far too low for compressed text, so it does not cause a warning.
     warnings = [] if about else [f"warning: {note}" for note in repeated(found)]
     return [f"training sees {taken:,} tokens: {about}{whole} epochs{each}", *warnings]
 
