@@ -53,7 +53,7 @@ def test_twelve_nodes_are_numbered_as_numbers_and_each_has_its_log_and_code(
         request = bench.plan("exit", "7", "10", nodes=TWELVE)
         status = bench.until_ended(bench.backend.submit(request), 120)
         said = request.job_log.read_text() if request.job_log.exists() else ""
-        assert failing(status) == {10: 7}, said
+        assert failing(status) == {10: 7}, (status, said)
         assert [record["node"] for record in bench.records(request)] == [
             str(node) for node in range(TWELVE)
         ]
