@@ -8,7 +8,7 @@ events/<writer>.jsonl contains one line per event, with its unix time, name and 
     launcher-<host>     the launcher on that host
     node-<i>-<attempt>  a node's ranks in one attempt; they share a kernel, so appends are atomic
 
-Readers merge the files by time (`merge`). Runs in format 1 have a single file, `events.jsonl`.
+Readers merge the files by time (`merge`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LAST_STEP = 10**12
 Step = Annotated[int, Range(0, LAST_STEP)]
 SMALLEST, LARGEST = -1e100, 1e100
 
-FORMAT = 2  # run folder format; format 1 used events.jsonl and heartbeats/rank-<r>.json
+FORMAT = 2  # run folder format
 
 
 Record = dict[str, Any]
@@ -307,4 +307,4 @@ class Feed:
         )
 
     def _paths(self) -> list[Path]:
-        return [self.folder / "events.jsonl", *sorted((self.folder / "events").glob("*.jsonl"))]
+        return sorted((self.folder / "events").glob("*.jsonl"))
