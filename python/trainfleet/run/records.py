@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, Required, TypedDict
@@ -197,22 +197,17 @@ def node(number: int, attempt: int) -> str:
     return f"node-{number}-{attempt}"
 
 
-def merge(files: Iterable[Iterable[Mapping[str, Any]]]) -> list[Record]:
+def merge(files: Iterable[Iterable[Record]]) -> list[Record]:
     """Returns the events from all files, sorted by time.
 
-    Keeps each writer's order even if its clock was set back. Skips records without a name or time.
+    Keeps each writer's order even if its clock was set back.
     """
     timed: list[tuple[float, Record]] = []
     for lines in files:
         latest = float("-inf")
         for line in lines:
-            if (
-                isinstance(line, dict)
-                and isinstance(line.get("event"), str)
-                and isinstance(line.get("time"), int | float)
-            ):
-                latest = max(latest, line["time"])
-                timed.append((latest, line))
+            latest = max(latest, line["time"])
+            timed.append((latest, line))
     timed.sort(key=lambda pair: pair[0])
     return [line for _, line in timed]
 
