@@ -78,7 +78,7 @@ RAW = (
 )
 CONTENTS = (b"", b"\n", b"null", b"[]", b"3", b'"x"', b"{", b"{}", b"[{}]", b"\xff\xfe{\0}\0", b"{}\n{}", b"\0" * 100, b'{"a":' * 3000, b"[" * 100_000, b"{" + b'"a": 1, ' * 1000, b"x" * 3_000_000, b'{"step": 1, "loss": 1}\n' * 3,
             b'{"time": 1, "event": "launched"}\n', b'{"step": 1e400}\n', b'{"step": NaN, "loss": NaN}\n', b"--- \n- a\n", b"name: [\n", b"&a [*a]\n", b"%\n", b"\xef\xbb\xbf{}")  # fmt: skip
-FILES = ("config.yaml", "given.yaml", "results.json", "metrics.jsonl", "events.jsonl", "events/launcher-x.jsonl", "logs/node-0.log", "logs/node-x.log", "checkpoints/step-00000010/committed.json", "profile/summary.json",
+FILES = ("config.yaml", "given.yaml", "results.json", "metrics.jsonl", "events/launcher-x.jsonl", "logs/node-0.log", "logs/node-x.log", "checkpoints/step-00000010/committed.json", "profile/summary.json",
          "stop", "lock", "head.json", "report.html", "plots", "checkpoints", "logs", "events")  # fmt: skip
 
 
@@ -103,7 +103,7 @@ def template() -> Path:
         (run.folder / "profile" / "summary.json").write_text(json.dumps(SUMMARY))
         (run.folder / "logs").mkdir(exist_ok=True)
         (run.folder / "logs" / "node-0.log").write_text("0 1.0 | hello\n" * 3)
-        (run.folder / "events.jsonl").write_text(
+        (run.events / "launcher-x.jsonl").write_text(
             json.dumps({"time": 1.0, "event": "launched", "nodes": 2}) + "\n"
         )
         write_checkpoint(run)
@@ -267,7 +267,7 @@ def values(*verbs: str) -> Iterator[Case]:
         ("results.json", results, False),
         ("results.json", results | {"status": "failed"}, False),
         ("metrics.jsonl", metric, True),
-        ("events.jsonl", event, True),
+        ("events/launcher-x.jsonl", event, True),
         ("events/launcher-x.jsonl", verdict, True),
     ):
         for path in _paths(record):
@@ -429,7 +429,7 @@ def drawn(seed: int, count: int) -> Iterator[Case]:
             (
                 "results.json",
                 "metrics.jsonl",
-                "events.jsonl",
+                "events/launcher-x.jsonl",
                 "config.yaml",
                 "checkpoints/step-00000010/committed.json",
             )

@@ -10,7 +10,6 @@ import contextlib
 import gzip
 import io
 import json
-import re
 import shutil
 import struct
 import tarfile
@@ -117,17 +116,10 @@ def shaped_records(content: bytes) -> None:
 
 
 def answers_of_nodes(content: bytes) -> None:
-    """What facts.sh is said to have printed; each value that goes on into commands has its form."""
+    """What facts.sh is said to have printed."""
     text = content.decode(errors="replace")
     with refused(host_results.Implausible):
         found = facts.parse(text, 0.1, 1000.0)
-        for name in ("hostname", "user", "boot_id", "memlock"):
-            value = getattr(found, name)
-            assert not value or re.fullmatch(facts.FORMS[name], value)
-        assert all(
-            re.fullmatch(facts.FORMS["card"], card)
-            for card in (*found.mtu, *found.addresses.values())
-        )
         assert abs(found.clock_offset) < 1e12
     with refused(host_results.Implausible):
         host_results.fitted(float, text)

@@ -25,6 +25,7 @@ from trainfleet.engine import generate
 from trainfleet.engine.generate import choose, continuation
 from trainfleet.models.llama import Llama
 from trainfleet.run.run_folder import Run
+from trainfleet.trust.safe_output import guarded
 
 SHAPE = Model("test", "llama", 2, 32, 4, 2, 48, 64, 24, 10_000.0, 1e-5, False)
 
@@ -179,11 +180,15 @@ def test_a_run_says_that_it_concludes_before_it_writes_its_sample(
 def test_ctrl_c_ends_a_sample_as_it_ends_other_verbs_and_is_how_a_chat_ends(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    seen = []
+
     def interrupted(_: object) -> Iterator[str]:
         yield "half a"
+        seen.append(capsys.readouterr().out)
         raise KeyboardInterrupt
 
     for name in ("stream", "talk"):
         monkeypatch.setattr(generate, name, interrupted)
-    assert (generate.main(["x"]), generate.main(["x", "--chat"])) == (130, 0)
-    assert capsys.readouterr().out == "half a\n" * 2
+    with guarded():
+        assert (generate.main(["x"]), generate.main(["x", "--chat"])) == (130, 0)
+    assert seen == ["half a", "\nhalf a"], "each piece is shown at once"

@@ -242,7 +242,7 @@ def test_in_a_pipe_an_error_comes_after_what_was_said_before_it(desk: Path) -> N
 
 
 def test_half_a_line_that_a_full_disk_left_costs_no_other_line(tmp_path: Path) -> None:
-    path, lines = tmp_path / "events.jsonl", Lines(tmp_path / "events.jsonl")
+    path, lines = tmp_path / "metrics.jsonl", Lines(tmp_path / "metrics.jsonl")
     append_line(path, {"step": 1})
     with open(path, "a") as file:
         file.write('{"step": 2, "lo')

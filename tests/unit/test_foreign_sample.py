@@ -308,8 +308,8 @@ KEYS = st.sampled_from(
 @given(record=st.dictionaries(KEYS, JSON, max_size=6))
 def test_any_record_is_read_or_refused(record: dict[str, object], tmp_path: Path) -> None:
     run = Run(tmp_path / "r")
-    run.folder.mkdir(exist_ok=True)
-    for path in (run.results, run.metrics, run.folder / "events.jsonl"):
+    run.events.mkdir(parents=True, exist_ok=True)
+    for path in (run.results, run.metrics, run.events / "node-0-1.jsonl"):
         path.write_text(json.dumps(record) + "\n")
     for look in (run.read_results, lambda: list(run.read_metrics()), run.read_events):
         try:

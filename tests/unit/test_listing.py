@@ -64,6 +64,24 @@ def test_every_run_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert "unreadable" in rows["broken"] and "script" not in rows["broken"]
 
 
+def test_a_run_in_format_1_is_refused_by_name_and_hides_no_other_run(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shutil.copytree("runs/slow", "runs/old")
+    old = Path("runs/old/config.yaml")
+    old.write_text(old.read_text().replace("name: slow", "name: old", 1))
+    Path("runs/old/events.jsonl").write_text('{"time": 1, "event": "launched"}\n')
+    refused = "runs/old: has run folder format 1, but this program reads format 2"
+    for words in (["compare", "RUNS=slow old"], *([verb, "RUN=old"] for verb in ("status", "report", "watch"))):  # fmt: skip
+        assert command(words) == 1
+        said = capsys.readouterr().err
+        assert refused in said and "next: use that version, or remove the folder: rm -r" in said
+    assert command(["runs"]) == 0 and command(["clean"]) == 0
+    said = capsys.readouterr().out
+    assert "unreadable: has run folder format 1" in said and "50 of 50" in said
+    assert "kept runs/old" in said
+
+
 MEASURED = "fast-scaling-1123-101112-n2"  # a part of make scaling
 
 

@@ -110,8 +110,8 @@ def test_a_topology_tells_how_gpus_are_joined_and_which_cards_are_theirs() -> No
     cards = read_topology(CARDS_TOPOLOGY.replace("\t", " ").splitlines())
     assert cards and (cards.fewest, cards.most, cards.near) == (0, 0, ())
     underlined = read_topology(
-        H100_TOPOLOGY.replace("\tGPU0\tGPU1", "\t\ufffd[4mGPU0\tGPU1")
-        .replace("GPU NUMA ID", "GPU NUMA ID\ufffd[0m")
+        H100_TOPOLOGY.replace("\tGPU0\tGPU1", "\t\x1b[4mGPU0\tGPU1")
+        .replace("GPU NUMA ID", "GPU NUMA ID\x1b[0m")
         .splitlines()
     )
     assert underlined == found, "nvidia-smi underlines the head of its matrix"

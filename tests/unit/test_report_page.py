@@ -120,7 +120,7 @@ def test_the_start_is_the_first_start_and_versions_and_own_keys_are_told(tmp_pat
         json.dumps({"time": START + add, "event": "launched", "started": START + add}) + "\n"
         for add in (0, 9000)
     )
-    (run.folder / "events.jsonl").write_text(events)
+    (run.events / "node-0-1.jsonl").write_text(events)
     run.given.write_text("train: {steps: 77, seed: 1}\nfleet: {nodes: 3}\n")
     text = page(run).text
     assert text.count(moment(START)) == 2 and "trainfleet 0.2.0 (1a2b3c4), torch 2.13.0" in text

@@ -139,21 +139,6 @@ def test_a_secret_that_is_cut_at_the_borders_of_writes_is_hidden(
     assert behind.getvalue() == hide(whole)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "remove s3://bucket/prefix? [y/N] ",
-        "loading 45 tokens/s ...",
-        "\rstep 12 of 40",
-        "of the steps",
-    ],
-)
-def test_what_waits_for_an_answer_or_draws_over_itself_is_seen_at_once(text: str) -> None:
-    behind = io.StringIO()
-    safe_output.SafeStream(behind).write(text)
-    assert behind.getvalue() == safe_output.visible(text)
-
-
 @pytest.mark.usefixtures("variables")
 def test_canaries_are_in_no_file_and_on_no_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -14,6 +14,7 @@ from ..launch.command import config_of, plan_for, plan_of, settings_of, sized
 from ..process.processes import ask_module, run_module
 from ..run.run_folder import Run, run_of
 from ..trust.errors import ConfigError
+from ..trust.safe_output import show_at_once
 from .variables import Variables, flag, number
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ def rehearse(variables: Variables, started: float) -> int:
         print(row(*rehearsal_table.HEAD), flush=True)
         for fault in faults:
             # the rest of the row is printed when this fault's run has ended
-            print(fault.name, end="", flush=True)
+            show_at_once(fault.name)
             try:
                 outcomes.append(rehearse(fault, made))
             except BaseException:

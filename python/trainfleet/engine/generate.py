@@ -27,7 +27,7 @@ from ..models.loss import IGNORED
 from ..models.network import Network
 from ..run.run_folder import Run
 from ..trust.errors import RunError, telling
-from ..trust.safe_output import run_program
+from ..trust.safe_output import run_program, show_at_once
 from .batches import open_dataset
 from .checkpoint import load_model, newest
 
@@ -169,7 +169,7 @@ def main(arguments: list[str]) -> int:
     code = 0
     try:
         for text in (talk if options.chat else stream)(options):
-            print(text, end="", flush=True)
+            show_at_once(text)
     except KeyboardInterrupt:
         code = 0 if options.chat else 130  # as in shells
     print()
@@ -237,7 +237,8 @@ def typed() -> Iterator[str]:
     """Yields the lines that the user types, until the end of stdin (Ctrl-D)."""
     with suppress(EOFError):
         while True:
-            if line := input("> ").encode(errors="replace").decode().strip():
+            show_at_once("> ")
+            if line := input().encode(errors="replace").decode().strip():
                 yield line
 
 

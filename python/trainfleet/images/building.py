@@ -23,7 +23,7 @@ from ..process.install_paths import ROOT
 from ..process.processes import die_with_parent
 from ..trust.errors import ImageError
 from ..trust.redaction import keep_secret
-from ..trust.safe_output import shown
+from ..trust.safe_output import show_at_once, shown
 from .builders import ARCHITECTURE, LAYERS, PARTS, Builder, FoundImage, ImageRecipe, write_context
 
 KEPT = 40  # number of last output lines to search for the cause of a failure
@@ -315,7 +315,7 @@ class BuildSteps:
             self.end()
             number, instruction = (part for part in match.groups() if part)
             if AT_WORK.match(instruction):
-                print(f"  {number:>5} {short(shown(instruction))}", end="", flush=True)
+                show_at_once(f"  {number:>5} {short(shown(instruction))}")
                 self.runs, self.open, self.began = True, True, time.monotonic()
         elif CACHED.match(text):
             self.end("(cached)")

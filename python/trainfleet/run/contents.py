@@ -1,5 +1,5 @@
-"""Declares every kind of file that trainfleet writes to run folders, dataset folders and the shared
-folder.
+"""Declares every kind of file that trainfleet writes to dataset folders and the shared folder, and
+the files that `make clean` looks for in run folders.
 
 Backends derive file paths from these declarations. `make clean` uses them locally, on hosts and in
 S3, and keeps undeclared files. A name is a path relative to its folder and may contain
@@ -116,35 +116,21 @@ _declare("cache/{digest}-{number}", DATASET)
 _declare("cache/{digest}-{number}.{process}.partial", DATASET)
 _declare("lengths.png", DATASET)
 
-# Run files: run/run_folder.py, launch/, health/lease.py, health/heartbeat.py, hosts/head.py,
-# engine/, report/
-_declare("config.yaml", RUN)
+# Run files that identify a run or can be regenerated: run/run_folder.py, launch/, health/, engine/,
+# report/
 _declare("given.yaml", RUN, signs=True)
-_declare("launch.yaml", RUN)
-_declare("launch.json", RUN)
-_declare("known_hosts", RUN)
 _declare("head.json", RUN, DATASET, signs=True)
-_declare("standby.json", RUN)
 _declare("handle.json", RUN, signs=True)
-_declare("request.json", RUN)
 _declare("results.json", RUN, signs=True)
 _declare("metrics.jsonl", RUN, signs=True)
-_declare("events.jsonl", RUN, signs=True)
 _declare("events/", RUN, signs=True)
 _declare("heartbeats/", RUN, DATASET)
 _declare("logs/{file}", RUN, signs=True)
 _declare("stop", RUN, again=True)
 _declare("checkpoints/.{step}/", RUN, again=True)
 _declare("checkpoints/", RUN, signs=True)
-_declare("huggingface/", RUN)
-_declare("tensorboard/", RUN)
-_declare("profile/", RUN)
 _declare("plots/{file}.png", RUN, again=True)
 _declare("report.html", RUN, again=True)
-_declare("evaluation/", RUN)
-_declare("rehearsal.json", RUN)
-_declare("scaling.json", RUN)
-_declare("scaling.md", RUN)
 
 # Shared folder files, next to runs/ and data/: hosts/host_setup.py, hosts/preflight.py
 _declare("env/", SHARED)

@@ -8,7 +8,7 @@ events/<writer>.jsonl contains one line per event, with its unix time, name and 
     launcher-<host>     the launcher on that host
     node-<i>-<attempt>  a node's ranks in one attempt; they share a kernel, so appends are atomic
 
-Readers merge the files by time (`merge`). Runs in format 1 have a single file, `events.jsonl`.
+Readers merge the files by time (`merge`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, Required, TypedDict
@@ -32,7 +32,7 @@ LAST_STEP = 10**12
 Step = Annotated[int, Range(0, LAST_STEP)]
 SMALLEST, LARGEST = -1e100, 1e100
 
-FORMAT = 2  # run folder format; format 1 used events.jsonl and heartbeats/rank-<r>.json
+FORMAT = 2  # run folder format
 
 
 Record = dict[str, Any]
@@ -197,22 +197,17 @@ def node(number: int, attempt: int) -> str:
     return f"node-{number}-{attempt}"
 
 
-def merge(files: Iterable[Iterable[Mapping[str, Any]]]) -> list[Record]:
+def merge(files: Iterable[Iterable[Record]]) -> list[Record]:
     """Returns the events from all files, sorted by time.
 
-    Keeps each writer's order even if its clock was set back. Skips records without a name or time.
+    Keeps each writer's order even if its clock was set back.
     """
     timed: list[tuple[float, Record]] = []
     for lines in files:
         latest = float("-inf")
         for line in lines:
-            if (
-                isinstance(line, dict)
-                and isinstance(line.get("event"), str)
-                and isinstance(line.get("time"), int | float)
-            ):
-                latest = max(latest, line["time"])
-                timed.append((latest, line))
+            latest = max(latest, line["time"])
+            timed.append((latest, line))
     timed.sort(key=lambda pair: pair[0])
     return [line for _, line in timed]
 
@@ -307,4 +302,4 @@ class Feed:
         )
 
     def _paths(self) -> list[Path]:
-        return [self.folder / "events.jsonl", *sorted((self.folder / "events").glob("*.jsonl"))]
+        return sorted((self.folder / "events").glob("*.jsonl"))

@@ -3,7 +3,7 @@
 runs/<name>/
   config.yaml  results.json  metrics.jsonl  report.html
   given.yaml             the user's config with SET and NODES applied; a resume reads it
-  events/<writer>.jsonl  events (run/records.py); events.jsonl in runs of format 1
+  events/<writer>.jsonl  events (run/records.py)
   heartbeats/node-<i>    latest heartbeats of a node's ranks (health/heartbeat.py)
   heartbeats/attempts/   one file per attempt, for fencing (health/fence.py)
   heartbeats/dump        request for stack dumps (health/heartbeat.py)
@@ -36,9 +36,10 @@ from ..process import file_systems
 from ..trust import untrusted_input
 from ..trust.errors import InputError, RunError
 from ..trust.redaction import hide_all
+from ..trust.untrusted_input import show
 from ..trust.validation import fit
 from . import contents, records
-from .records import LARGEST_LOG, Feed, Results, check_metric, require_object
+from .records import FORMAT, LARGEST_LOG, Feed, Results, check_metric, require_object
 
 RUNS = Path("runs")
 DATA = Path("data")
@@ -115,16 +116,18 @@ class Run:
         """Returns the contents of results.json, or {} if the file does not exist.
 
         Raises:
-            RunError: the file was written by a newer version of trainfleet.
+            RunError: the run folder has another format.
             InputError: the file's contents are invalid.
         """
         results = read_json(self.results) or {}
-        if isinstance(format_ := results.get("format"), int) and format_ > records.FORMAT:
+        # Format 1 kept all events in one file.
+        is_first = (self.folder / "events.jsonl").exists()
+        if (found := 1 if is_first else results.get("format", FORMAT)) != FORMAT:
             raise RunError(
-                f"a newer trainfleet wrote {self.name}",
-                where=str(self.results),
-                why=f"its format is {format_}; this version reads up to {records.FORMAT}",
-                next="git pull, then run the same command again",
+                f"has run folder format {show(found)}, but this program reads format {FORMAT}",
+                where=str(self.folder),
+                why="another version of trainfleet wrote it",
+                next=f"use that version, or remove the folder: rm -r {self.folder}",
             )
         return dict(fit(Results, results, str(self.results), remedy(self.results)))
 
@@ -141,7 +144,7 @@ class Run:
         There is only one writer at a time: first the launcher, then rank 0, then the launcher
         again.
         """
-        results = self.read_results() | {"format": records.FORMAT} | fields
+        results = self.read_results() | {"format": FORMAT} | fields
         write_json(self.results, hide_all(results))
         return results
 

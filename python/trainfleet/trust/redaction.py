@@ -2,7 +2,7 @@
 
 A variable's value is secret if TRAINFLEET_SECRETS (set from fleet.secrets) lists the variable, or
 if its name ends in a suffix such as _TOKEN. Values are also found when escaped for JSON or Python,
-URL-encoded or base64-encoded, even inside longer base64 strings such as HTTP headers. Logs are
+URL-encoded or base64-encoded, even inside longer base64 strings such as HTTP headers. Output is
 written line by line, so the longer lines of a multi-line value are redacted individually.
 
 Secrets that are not in a variable are recognized by a vendor's prefix or by the text before them.
@@ -31,8 +31,6 @@ LEAST_LINE = 8
 # Minimum length of a value that is secret only because of its variable's name.
 LEAST_UNNAMED = 12
 WRAPPED = (64, 76)  # base64 line widths in RFC 7468 and RFC 2045
-# Only the last characters of a longer unfinished line are searched for the start of a secret.
-UNFINISHED = 4096
 # Names of variables that contain secrets. TRAINFLEET_ variables contain only job metadata, and
 # public keys are not secret.
 TELLING = re.compile(
@@ -110,28 +108,6 @@ _HINTS = (
 )
 
 
-def _begin(word: str, behind: str) -> str:
-    """Returns a pattern for any prefix of `word`, and for the whole word followed by `behind`."""
-    for letter in reversed(word[1:]):
-        behind = f"(?:{re.escape(letter)}{behind})?"
-    return re.escape(word[0]) + behind
-
-
-def _any(words: Iterable[str], behind: str) -> str:
-    return "|".join(_begin(word, behind) for word in words)
-
-
-_WORDS = ("Signature", "aws_", "SecretAccessKey", "SessionToken", "AccessKeyId", "Authorization",
-          "Bearer", "wandb", "api_key", "api key", "api-key", "apikey")  # fmt: skip
-_ENDINGS = ("_TOKEN", "_KEY", "_SECRET", "_PASSWORD")
-# Matches the end of an unfinished line from the point where a secret may begin.
-_OPEN = re.compile(
-    rf"(?:(?<![A-Za-z0-9])(?:{_any(PREFIXES, '[^ ]*')}|(?i:{_any(_WORDS, '.*')}))"
-    rf"|(?i:{_any(('X-Amz-', 'X-Goog-'), '.*')})|{_any(_ENDINGS, '.*')}"
-    rf"|{_any(('https://', 'http://', '://'), '[^/ @]*@?')}|[?&][A-Za-z_]*(?:=[^& ]*)?)\Z"
-)
-
-
 def keep_secret(names: Iterable[str]) -> None:
     """Marks variables as secret from now on, in this process and its children."""
     known = filter(None, os.environ.get(NAMES, "").split(","))
@@ -172,28 +148,6 @@ def hide_all(value: Any) -> Any:
         case list() | tuple():
             return [hide_all(inner) for inner in value]
     return value
-
-
-def begun(text: str) -> int:
-    """Returns how many trailing characters to hold back because they may be the start of a
-    secret.
-    """
-    keep = _begun_form(text)
-    for pattern in _patterns():
-        sizes = range(len(pattern) - 1, keep, -1)
-        keep = next((size for size in sizes if text.endswith(pattern[:size])), keep)
-    cut = len(text) - keep
-    for start, stop in sorted(_places(text), reverse=True) if keep else ():
-        cut = start if start < cut < stop else cut
-    return len(text) - cut
-
-
-def _begun_form(text: str) -> int:
-    """Returns how many trailing characters may be the start of a secret with a recognizable
-    form.
-    """
-    line = text[text.rfind("\n") + 1 :][-UNFINISHED:]
-    return len(line) - found.start() if (found := _OPEN.search(line)) else 0
 
 
 def _forms(text: str) -> Iterator[tuple[int, int]]:

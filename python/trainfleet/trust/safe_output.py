@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn, TextIO
 
-from .redaction import begun, hide
+from .redaction import hide
 
 COMMANDS = re.compile(  # `make` commands in a message
     r"\bmake "
@@ -57,7 +57,7 @@ def shown(text: object) -> str:
 class SafeStream:
     """Text stream that redacts secrets and escapes control characters.
 
-    A secret may be split across writes, so trailing text that could begin one is held back.
+    Holds an unfinished line back, because the rest of a secret may follow in the next write.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -67,12 +67,10 @@ class SafeStream:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Writes the text, except for a trailing part that may begin a secret."""
+        """Writes the complete lines, including the text that was held back."""
         with self._turn:
-            whole = self._held + text
-            keep = begun(whole)
-            self._held = whole[len(whole) - keep :]
-            self._stream.write(_as_typed(shown(whole[: len(whole) - keep])))
+            lines, end, self._held = (self._held + text).rpartition("\n")
+            self._stream.write(_as_typed(shown(lines + end)))
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
@@ -146,13 +144,18 @@ def unguarded(stream: TextIO) -> TextIO:
     return stream._stream if isinstance(stream, SafeStream) else stream
 
 
+def show_at_once(text: object) -> None:
+    """Prints an unfinished line, which a guarded stream would hold back. Redacts each call's text
+    separately.
+    """
+    print(shown(text), end="", flush=True, file=unguarded(sys.stdout))
+
+
 def is_agreed(question: str) -> bool:
     """Asks the user a yes/no question on the terminal. Returns False without a terminal."""
     if not sys.stdin.isatty():
         return False
-    # A guarded stream could hold back the prompt, because it does not end in a newline.
-    unguarded(sys.stdout).write(shown(f"{question} [y/N] "))
-    sys.stdout.flush()
+    show_at_once(f"{question} [y/N] ")
     return input().strip().lower() in ("y", "yes")
 
 

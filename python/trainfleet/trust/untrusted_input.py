@@ -118,8 +118,6 @@ def open_regular(path: Path) -> BinaryIO:
     try:
         _require_regular(path, path.stat(follow_symlinks=not guarded(path)))
         stream = os.fdopen(opener(str(path), os.O_RDONLY | os.O_NONBLOCK), "rb")
-        # Check again, because the file may have been replaced in the meantime.
-        _require_regular(path, os.fstat(stream.fileno()))
     except (FileNotFoundError, InputError):
         raise
     except (OSError, ValueError) as error:  # ValueError: the name contains a NUL character
