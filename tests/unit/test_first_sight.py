@@ -40,6 +40,12 @@ def told(text: str, folder: Path) -> str:
         ("name: a\ntrain:\n  steps:5\n", "add a space: steps: 5"), ("name: a\ntrain.steps: 5\n", "write steps on a separate line below train:"), ("name: a\ntrain: {steps: '500'}\n", "did you mean 500,"),
         ("name: a\ntrain: {steps: 10_000}\n", "did you mean 10000,"), ("name: a\ncheckpoint: {export_hf: yes}\n", "did you mean true?"), ("name: a\nfleet: {rendezvous_port: None}\n", "did you mean null?"), ("name: a\ndata: {sources: books}\n", 'did you mean ["books"]?'),
         ("name: a\ntrain:\n", "it has no keys; indent them"), ("name: a\ntr\u0430in: {}\n", "contains U+0430; did you mean train?"), ("".join(f"k{i}: 1\n" for i in range(90)), "and 66 more"),
+        ("name: a\nfleet:\n  spot: true\n  nodes:2\ndata:\n", ':4: not valid YAML: has no `: ` after its key: "nodes:2"'), ("name: a\nfleet: {nodes: }\n", "not null; write a value, or remove the key"),
+        ("name: a\nfleet: {python: 3.10}\n", "must be text or null, not 3.1; put it in quotes"), ("name: a\nbudget: 9\n", "indent its keys below it, such as max_usd: ..."),
+        ("name: a\nbudget:\n  - max_usd: 9\n", "remove the dash before each key"), ("name: a\ndata: {sources: {path: x}}\n", 'did you mean [{"path": "x"}]?'), ("name: a\nfleet: {nodes: 2 nodes}\n", "did you mean 2,"),
+        ("name: a\ntraining:\n  lr: 1\n  steps: x\n", ':3: training.lr: unknown key; did you mean learning_rate?'), ("name: a\ntraining:\n  lr: 1\n  steps: x\n", ':4: training.steps: must be a whole number, not "x"'),
+        ("name: a\nsetup: |\n  a\n  b\n", "setup: unknown key"), ("name: a\ntrain:\n  steps: |\n    5\n", "has several lines"), ("name: a\non: {}\n", "on: unknown key; known keys: "), ("[train]\nlr = 1\n", "write `key: value`, not TOML"),
+        ("name: a\ntrain: {precision: 16}\n", "did you mean fp16?"), ("name: My run/2\n", "did you mean my-run-2?"), ("name: a\nfleet: {aws: {region: us-esat-1}}\n", 'write it like "us-east-1"'), ("name: a\ndata: {sources: ['s3:/b/x']}\n", "begins with s3:/; supported: paths, s3://"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_named_in_plain_words(text: str, words: str, tmp_path: Path) -> None:

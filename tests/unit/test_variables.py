@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from trainfleet.cli import main as command
-from trainfleet.cli.variables import flag, number, read_variables
+from trainfleet.cli.variables import amount, flag, number, read_variables
 from trainfleet.trust.errors import ConfigError
 from trainfleet.trust.safe_output import TYPED, completed
 
@@ -62,6 +62,17 @@ def test_a_value_comes_through_make_as_it_was_typed_and_nothing_runs(
 def test_a_misspelt_variable_is_refused_with_a_suggestion() -> None:
     with pytest.raises(ConfigError, match=r"NODE: unknown variable; did you mean NODES\?"):
         read_variables("train", ALLOWED, [], {"MAKEFLAGS": " -- NODE=4"})
+    with pytest.raises(ConfigError, match=r"nodes: unknown variable; did you mean NODES\?"):
+        read_variables("train", ALLOWED, [], {"MAKEFLAGS": " -- nodes=4"})
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"), [("1.5T", "1500000000000"), ("2,000", "2000,"), ("-1", "")]
+)
+def test_a_number_with_a_unit_is_understood_but_not_used(text: str, meant: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        amount({"TOKENS": text}, "TOKENS")
+    assert ("did you mean" in str(caught.value)) == bool(meant) and meant in str(caught.value)
 
 
 def test_an_option_and_its_value_are_one_mistake() -> None:

@@ -292,7 +292,9 @@ def _read(name: str) -> tuple[list[LogLine], int]:
             for line in read_lines(log, node if several else None, logs=len(logs))
         ]
     if not lines or any("\0" in line.text for line in lines[:100]):
-        raise RunError("is not a log; it has no file with lines of text", where=name, next=TYPED)
+        raise RunError(
+            "is not a log; it is missing or has no lines of text", where=name, next=TYPED
+        )
     return lines, len(logs) if len(logs) > 1 else 0
 
 

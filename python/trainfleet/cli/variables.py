@@ -240,7 +240,8 @@ def _is_text(value: str) -> bool:
 
 
 def _refusal(verb: str, name: str, value: str, allowed: Sequence[str]) -> Problem:
-    meant = _as_set(name, allowed, value)
+    upper = f"; did you mean {name.upper()}?" if name.upper() in allowed else ""
+    meant = upper or _as_set(name, allowed, value)
     if name in VARIABLES:
         return Problem(0, name, "", f"make {verb} does not take {name} ({VARIABLES[name]}){meant}")
     return Problem(
@@ -293,11 +294,14 @@ def amount(
         not re.fullmatch(r"[0-9]{1,18}(\.[0-9]{1,9})?([eE]\+?[0-9]{1,2})?", text)
         or not least <= float(text) <= most
     ):
+        from ..config.schema import nearly  # deferred, because it loads YAML
+
+        meant = nearly({"type": "integer"}, text, name) if re.search("[^-.0-9]", text) else ""
         message = (
             f"must be a number {'above 0, up' if least == LEAST else f'from {least:g}'} "
-            f"to {most:g}, not {show(text)}"
+            f"to {most:g}, not {show(text)}{meant}"
         )
-        raise ConfigError.of(name, message, next=f"set {name}=1, or omit it")
+        raise ConfigError.of(name, message, next=f"set it to {VARIABLES[name]}, or omit it")
     return float(text)
 
 
@@ -310,7 +314,7 @@ def amounts(variables: Variables, *names: str) -> list[float | None]:
         except ConfigError as error:
             wrong += error.problems
     if wrong:
-        raise ConfigError(wrong, next=f"set {wrong[0].where}=1, or omit it")
+        raise ConfigError(wrong, next=f"set it to {VARIABLES[wrong[0].where]}, or omit it")
     return found
 
 

@@ -40,7 +40,7 @@ BACKEND = ("fleet", "backend")  # installed packages can add values
 Fault = tuple[Key, str, Any, Schema]
 Names = tuple[str, ...]  # path of a known key
 # Characters to strip around a number, except a multiplier such as k.
-AROUND = r"[_$']+|[\s,](?=\d{3}\b)|(?<=\d)(?![kmbgt]$)[a-z]+$"
+AROUND = r"[_$']+|[\s,](?=\d{3}\b)|(?<=\d)\s*(?![kmbgt]$)[a-z]+$"
 
 
 @cache
@@ -77,7 +77,9 @@ def fill(value: dict[str, Any], schema: Schema) -> dict[str, Any]:
 def check(document: YamlDocument) -> Iterator[tuple[Key, Problem]]:
     """Yields each schema violation in the document, with its key."""
     known = {problem.key for problem in document.problems}
-    for fault in faults(document.value, load_schema()):
+    properties = load_schema()["properties"]
+    unread = {key[0]: None for key in document.lines if key and key[0] not in properties}
+    for fault in faults(unread | document.value, load_schema()):
         place, rule, got, _ = fault
         if (place, rule) == (BACKEND, "enum") and got in install_paths.names_offered(
             install_paths.OF_BACKENDS
@@ -175,6 +177,8 @@ def explain(key: Key, rule: str, got: Any, part: Schema) -> Iterator[tuple[Key, 
         for count, name in enumerate(sorted(set(got) - set(part.get("properties", {})))):
             guess = suggest_key((*parent, name), part) if count < GUESSES else ""
             yield (name,), f"unknown key{guess}{_ratio(guess, got[name], got)}"
+            if guess and not key and isinstance(got[name], dict):
+                yield from _inside(name, got[name])
     elif rule == "required":
         for name in sorted(set(part[rule]) - set(got)):
             yield (name,), f"is missing; a config needs the key {name!r}"
@@ -187,6 +191,15 @@ def explain(key: Key, rule: str, got: Any, part: Schema) -> Iterator[tuple[Key, 
         )
     else:
         yield (), MESSAGES[rule](key, got, part)
+
+
+def _inside(name: str, group: dict[str, Any]) -> Iterator[tuple[Key, str]]:
+    """Yields the violations in a top-level group with a wrong name, as if its name were right."""
+    meant = next(_candidates((name,), list(load_schema()["properties"])), ())
+    part = dict(walk(load_schema())).get(meant, {})
+    for place, *fault in faults(group, part, meant) if is_group(part) else ():
+        for extra, message in explain(place, *fault):
+            yield (name, *place[len(meant) :], *extra), message
 
 
 def _outside_enum(key: Key, got: Any, part: Schema) -> str:
@@ -212,9 +225,10 @@ def _out_of_range(key: Key, got: Any, part: Schema) -> str:
 
 def _malformed(key: Key, got: Any, part: Schema) -> str:
     if part["pattern"] == NAME:
+        near = re.sub("[^a-z0-9]+", "-", got.lower()).strip("-")[:63]
         return (
             f"{show(got)} must be at most 63 lower-case letters, digits, '.', '_' and '-', "
-            "starting with a letter or digit"
+            f"starting with a letter or digit{f'; did you mean {near}?' if near else ''}"
         )
     return f"{show(got)} is not valid; {_written(part)}"
 
@@ -222,9 +236,8 @@ def _malformed(key: Key, got: Any, part: Schema) -> str:
 MESSAGES: dict[str, Callable[[Key, Any, Schema], str]] = {
     "type": lambda key, got, part: (
         _outside_enum(key, got, part)
-        if isinstance(got, bool) and "enum" in part
-        else f"must be {_types(part['type'])}, not {show(got)}"
-        f"{_nearly(part['type'], got, dotted(key))}"
+        if isinstance(got, (bool, int, float)) and "enum" in part
+        else f"must be {_types(part['type'])}, not {show(got)}{nearly(part, got, dotted(key))}"
     ),
     "enum": _outside_enum,
     "anyOf": _no_path,
@@ -249,22 +262,36 @@ def _written(schema: Schema) -> str:
     return f"write it like {examples}" if examples else f"it must match {schema['pattern']}"
 
 
-def _nearly(rule: str | list[str], got: Any, key: str) -> str:
+def nearly(part: Schema, got: Any, key: str) -> str:
     """Suggests what a value of the wrong type was probably meant to be, or returns ""."""
     word = got.strip().lower() if isinstance(got, str) else ""
-    types = {rule} if isinstance(rule, str) else set(rule)
-    if "object" in types and got is None:
-        return "; it has no keys; indent them below it, or remove the line"
-    if "object" in types and (parted := re.fullmatch(r"([a-z_]+):(\S.*)", word)):
-        return f"; add a space: {parted[1]}: {parted[2]}"
+    types = {part["type"]} if isinstance(part["type"], str) else set(part["type"])
+    if got is None:
+        keys = "it has no keys; indent them below it, or remove the line"
+        return f"; {keys if 'object' in types else 'write a value, or remove the key'}"
+    if types <= {"string", "null"} and type(got) in (int, float):
+        return "; put it in quotes"
+    if "object" in types and (form := _group_meant(part, word, got)):
+        return form
+    if "array" in types and not any(faults([got], part)):
+        return f"; did you mean [{show(got)}]?"
     meant = next(_values_meant(types, word, got, key), "")
     return f"; did you mean {meant}?" if meant else ""
 
 
+def _group_meant(part: Schema, word: str, got: Any) -> str:
+    """Suggests how to write a group of keys for which another value was given, or returns ""."""
+    if parted := re.fullmatch(r"([a-z_]+):(\S.*)", word):
+        return f"; add a space: {parted[1]}: {parted[2]}"
+    if part["type"] != "object":
+        return ""
+    if isinstance(got, list):
+        return "; remove the dash before each key"
+    return f"; indent its keys below it, such as {next(iter(part['properties']))}: ..."
+
+
 def _values_meant(types: set[str], word: str, got: Any, key: str) -> Iterator[str]:
-    if "array" in types and word:
-        yield f"[{show(got)}]"
-    times = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) ?([kmb])", word)
+    times = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) ?([kmbt])", word)
     if "integer" in types and times:
         yield str(_multiplied(times[1], times[2], key))
     number = re.sub(AROUND, "", re.sub("[\u2212\u2013]", "-", word))
@@ -278,7 +305,7 @@ def _values_meant(types: set[str], word: str, got: Any, key: str) -> Iterator[st
 def _multiplied(number: str, factor: str, key: str) -> int:
     """Expands a number such as 10k. For lengths and vocabularies, k means 1024, so 4k is 4096."""
     thousand = 1024 if key.endswith(("length", "vocab_size")) and "." not in number else 1000
-    exponent = "kmb".index(factor) + 1
+    exponent = "kmbt".index(factor) + 1
     return round(float(number) * float(thousand**exponent))
 
 
@@ -370,7 +397,7 @@ def _candidates(key: Names, siblings: list[str]) -> Iterator[Names]:
     paths = [path for path, _ in walk(load_schema())]
     every = {path[-1]: path for path in reversed(paths)}
     every |= {name: found[0] for name, found in synonyms().items()}
-    if near := spelling.slip(key[-1], every):
+    if len(form) > 2 and (near := spelling.slip(key[-1], every)):
         yield every[near]
     yield from _parts(form, sorted(paths, key=lambda path: (path[:-1] != here, -len(path[-1]))))
     if near := spelling.nearest(key[-1], siblings):

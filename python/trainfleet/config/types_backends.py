@@ -13,7 +13,7 @@ CAPACITIES = ("on-demand", "spot", "reservation", "block")
 SUBNET = "^subnet-[0-9a-f]{8,17}$"
 RESERVATION = "^cr-[0-9a-f]{8,17}$"
 INSTANCE_TYPE = r"^[a-z0-9-]{1,24}\.[a-z0-9-]{1,24}$"
-REGION = "^[a-z]{2,4}(-[a-z]{2,12}){1,3}-[0-9]{1,2}"
+REGION = "^[a-z]{2,4}(-[a-z]{2,4})?-(central|north|south|(north|south)?(east|west))-[0-9]{1,2}"
 QUEUE = "^(arn:aws[a-z-]*:batch:[a-z0-9-]+:[0-9]{12}:job-queue/)?[A-Za-z0-9][A-Za-z0-9_-]{0,127}$"
 ROLE = "^arn:aws[a-z-]*:iam::[0-9]{12}:role/[A-Za-z0-9+=,.@_/-]{1,512}$"
 ACCOUNT = "[a-z0-9-]{1,32}:[0-9]{12}"  # region and account ID in an ARN

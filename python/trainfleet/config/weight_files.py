@@ -74,7 +74,7 @@ def open_file(path: Path, framework: str) -> Any:
         raise RunError(
             missing,
             where=str(path),
-            why=_other(path) or str(error),
+            why=_other(path) or getattr(error, "strerror", None) or str(error),
             next="download the folder again",
         ) from error
 

@@ -273,7 +273,9 @@ class _Reader:
             value = self._walk(node, self.prefix) if node is not None else None
             return None if value is BROKEN else value
         except yaml.MarkedYAMLError as error:
-            line = error.problem_mark.line + 1 if error.problem_mark else 1
+            # PyYAML finds a missing colon only at the next key
+            mark = error.context_mark if "expected ':'" in str(error) else error.problem_mark
+            line = mark.line + 1 if mark else 1
             line, what = _behind_another(error, text) or (line, _plainly(error))
             self._blame(self.prefix, line, f"not valid YAML: {what}{_quoted(text, line)}")
         except yaml.reader.ReaderError as error:
@@ -324,6 +326,8 @@ class _Reader:
                 else f"{show(node.value)} does not match its tag"
             )
             return self._blame(key, line, message)
+        if isinstance(value, str) and "\n" in value:
+            return self._blame(key, line, "has several lines; write its value on one line")
         if isinstance(value, str) and (character := unprintable(value)):
             return self._blame(key, line, f"contains {character}, which is not allowed")
         if isinstance(value, str) and value.isspace():
