@@ -180,6 +180,9 @@ def test_a_launcher_s_report_names_the_rank_also_in_a_log_of_all_nodes(
     ("drain the node and reboot", "dcgm: GPU 3: XID error 79 detected"),
     ("first error in the other ranks", "RuntimeError: [/gloo/transport/tcp/pair.cc:598] Connection closed by peer [10.0.0.7]:1\n"
      '"py_callstack": "Traceback (most recent call last):\\n  File \\"/opt/e.py\\", line 3, in f\\n    return f()\\n"\n    }\n}'),
+    ("docker login", "CannotPullContainerError: Error response from daemon: toomanyrequests: You have reached your pull rate limit."),
+    ("HTTPS_PROXY", "curl: (6) Could not resolve host: huggingface.co"),
+    ("installed version", "TypeError: Trainer.__init__() got an unexpected keyword argument 'tokenizer'"),
     ("find_unused_parameters", "RuntimeError: Expected to have finished reduction in the prior iteration before starting a new one."),
 ])  # fmt: skip
 def test_the_next_step_fits_the_failure_and_not_only_its_class(
