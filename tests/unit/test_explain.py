@@ -135,6 +135,19 @@ def test_what_a_scheduler_can_t_give_is_no_bug_of_the_program(
     ("rank 5: ", "KeyError: '7b'\nMPI_ABORT was invoked on rank 5 in communicator MPI_COMM_WORLD\nwith errorcode 1."),
     ("rank 6: ", "[rank6]: RuntimeError: CUDA error: unspecified launch failure\n"
      "[Sat Nov  1 21:40:09 2025] NVRM: Xid (PCI:0000:ab:00): 94, pid=88, name=python3, Contained: SM (0x1)."),
+    ("rank 2: ", "KeyError: 'x'\nE1112 10:15:02.000 41 api.py:869] failed (exitcode: 1) local_rank: 2 (pid: 77) of binary: python"),
+    ("the job: ", "KeyError: 'x'\nE1112 10:15:02.000 41 api.py:869] failed (exitcode: 1) local_rank: 2 (pid: 77) of binary: python\n"
+     "E1112 10:15:02.100 45 api.py:869] failed (exitcode: 1) local_rank: 0 (pid: 79) of binary: python"),
+    ("rank 3: ", "[rank0]: torch.distributed.checkpoint.api.CheckpointException: CheckpointException ranks:dict_keys([3])\n"
+     "[rank0]: Traceback (most recent call last): (RANK 3)\n[rank0]:   File \"/opt/train.py\", line 10, in save\n"
+     "[rank0]: OSError: [Errno 28] No space left on device"),
+    ("rank 2: ", "ERROR:composer.cli.launcher:Rank 2 crashed with exit code 1.\nTypeError: main() missing 1 required positional argument: 'x'"),
+    ("rank 6: ", "[E101 00:30:00.0 ProcessGroupGloo.cpp:145] Rank 3 successfully reached monitoredBarrier, but received errors "
+     "while waiting for send/recv from rank 6. Please check rank 6 logs for faulty rank."),
+    ("rank 1: ", "KeyError: 'x'\n[2024-11-02 10:12:41,000] [ERROR] [launch.py:325:sigkill_handler] "
+     "['python3', '-u', 'train.py', '--local_rank=1'] exits with return code = 1"),
+    ("rank 4: ", "2025-Mar-03 10:11:12.0001  44:45  ERROR  TDRV:dmem_alloc_internal  Failed to alloc DEVICE memory: 2147483648\n"
+     '[rank4]: RuntimeError: nrt_tensor_allocate status=4, error message="Allocation failure".'),
 ])  # fmt: skip
 def test_a_launcher_s_report_names_the_rank_also_in_a_log_of_all_nodes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], head: str, log: str
@@ -155,6 +168,21 @@ def test_a_launcher_s_report_names_the_rank_also_in_a_log_of_all_nodes(
     ("sbatch --time", "slurmstepd: error: *** JOB 9 ON n1 CANCELLED AT 2024-08-02T18:00:21 DUE TO TIME LIMIT ***"),
     ("expandable_segments", "torch.OutOfMemoryError: CUDA out of memory. 5.02 GiB is reserved by PyTorch but unallocated."),
     ("micro_batch_size=1", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."),
+    ("vocabulary size", "RuntimeError: Error(s) in loading state_dict for Llama:\n\tsize mismatch for model.embed_tokens.weight: "
+     "copying a param with shape torch.Size([8, 4]) from checkpoint, the shape in current model is torch.Size([9, 4])."),
+    ("reboot", "NVRM: Xid (PCI:0000:18:00): 119, pid=2211, Timeout after 45s of waiting for RPC response from GPU0 GSP! (0x20802a02)."),
+    ("update the NVIDIA driver", "UserWarning: CUDA initialization: The NVIDIA driver on your system is too old (found version 12020).\n"
+     "ValueError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!"),
+    ("parallelism.tensor", "ERROR ||NEURON_CC_WRAPPER||: Failed compilation with ['neuronx-cc']: [NCC_EVRF007] "
+     "Input computation graph is too big due to large operators."),
+    ("libcurand", "/usr/bin/ld: cannot find -lcurand: No such file or directory\nRuntimeError: Error building extension 'fused_adam'"),
+    ("memlock", "n1:18:55 [1] nccl_net_ofi_rdma.c:2221 NCCL WARN NET/OFI Couldn't register memory region. RC: -12, Error: Cannot allocate memory"),
+    ("drain the node and reboot", "dcgm: GPU 3: XID error 79 detected"),
+    ("first error in the other ranks", "RuntimeError: [/gloo/transport/tcp/pair.cc:598] Connection closed by peer [10.0.0.7]:1\n"
+     '"py_callstack": "Traceback (most recent call last):\\n  File \\"/opt/e.py\\", line 3, in f\\n    return f()\\n"\n    }\n}'),
+    ("docker login", "CannotPullContainerError: Error response from daemon: toomanyrequests: You have reached your pull rate limit."),
+    ("HTTPS_PROXY", "curl: (6) Could not resolve host: huggingface.co"),
+    ("installed version", "TypeError: Trainer.__init__() got an unexpected keyword argument 'tokenizer'"),
     ("find_unused_parameters", "RuntimeError: Expected to have finished reduction in the prior iteration before starting a new one."),
 ])  # fmt: skip
 def test_the_next_step_fits_the_failure_and_not_only_its_class(

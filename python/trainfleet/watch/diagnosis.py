@@ -82,7 +82,7 @@ AGENTS = ((None, "agent"), (None, "node"))  # rank and kind of the writers that 
 @dataclass(frozen=True)
 class Diagnosis:
     """Explanation of a failure. `sure` means that it is certain enough to act on. `nodes` contains
-    all nodes that show the same cause.
+    all nodes that show the same cause. `more` contains the first lines after an exception's first.
     """
 
     weight: Weight
@@ -93,6 +93,7 @@ class Diagnosis:
     words: str
     sure: bool = False
     nodes: frozenset[int | None] = frozenset()
+    more: tuple[str, ...] = ()
 
 
 def diagnose(
@@ -117,7 +118,7 @@ def diagnose(
     node, rank, words = _whom(best, standing, record, counted, nodes)
     sure = best.closed and _is_uncontested(best, standing, heard)
     alike = frozenset(one.node for one in standing if one.cause == best.cause) - {None}
-    return Diagnosis(best.weight, best.line, best.cause, node, rank, words, sure, alike)
+    return Diagnosis(best.weight, best.line, best.cause, node, rank, words, sure, alike, best.more)
 
 
 def _is_uncontested(
@@ -269,11 +270,21 @@ def _rank_of(best: Evidence, standing: Sequence[Evidence], record: Record) -> in
         return rank
     if match := _RANK.search(best.words):
         return untrusted_input.whole(match[match.lastindex or 0], MOST)
-    if best.writer[2] != "kernel":
-        return record.book.failed.get(best.node)
+    return _failed_on(best, standing, record.book)
+
+
+def _failed_on(best: Evidence, standing: Sequence[Evidence], book: Book) -> int | None:
+    """Returns the rank on the evidence's node that failed first, according to its launcher, the
+    ranks' errors, or the launcher's local rank, which equals the rank in a job of one node.
+    """
+    outside = best.writer[2] == "kernel"
+    if not outside and best.node in book.failed:
+        return book.failed[best.node]
     mine = (one for one in standing if one.node == best.node and one.rank is not None)
     failed = [(one.time, one.rank) for one in mine if one.weight > Weight.VICTIM]
-    return min(failed)[1] if failed else None
+    if failed and (outside or len({rank for _, rank in failed}) == 1):
+        return min(failed)[1]
+    return book.local[0] if len(book.local) == 1 else None
 
 
 def _loss(standing: Sequence[Evidence], counted: Counter[int]) -> str:
@@ -345,9 +356,11 @@ def _sequence(text: str) -> int:
 
 
 def quote(finding: Diagnosis, lines: Sequence[LogLine]) -> tuple[str, ...]:
-    """Returns the writer's last lines up to and including the one that showed the cause."""
+    """Returns the writer's last lines up to and including the one that showed the cause, and the
+    rest of its message.
+    """
     writer = finding.line.node, finding.line.rank, finding.line.who
     mine = [line for line in lines if (line.node, line.rank, line.who) == writer]
     ends = (index for index, line in enumerate(mine) if line.text == finding.line.text)
     end = next(ends, len(mine) - 1) + 1
-    return tuple(line.text for line in mine[max(0, end - TAIL) : end])
+    return (*(line.text for line in mine[max(0, end - TAIL) : end]), *finding.more)

@@ -161,6 +161,8 @@ _OWN = (  # lines in which a node reports its own name
 _OF_ALL = re.compile(r"localhost|127\.[\d.]+|::1")  # names and addresses that mean the node itself
 _HINTS = ("NCCL ", "SocketImpl(", "My EFA addr", " host ", "has joined round")
 _PID_HINTS = ("pid", "NRT:", "TDRV:", "NCCL ")
+# torchrun's and DeepSpeed's line about the local rank that failed first
+_LOCAL = re.compile(r"failed \(exitcode.* local_rank: (\d+)|--local_rank=(\d+).* exits with return")
 _PIDS = (
     re.compile(r"\(pid:? (\d+)\)"),
     re.compile(r"^\d{4}-\w{3}-\d\d [\d:.]+ +(\d+):\d+ "),
@@ -176,6 +178,8 @@ class Book:
     pids: dict[tuple[int | None, int], int] = field(default_factory=dict)
     # first failed rank per node, according to its launcher
     failed: dict[int | None, int] = field(default_factory=dict)
+    # failed local ranks in a log of unknown nodes
+    local: list[int] = field(default_factory=list)
 
     def note(self, node: int | None, rank: int | None, text: str) -> None:
         """Records a node's name or a rank's PID from a line that the node wrote."""
@@ -184,10 +188,19 @@ class Book:
             if match and not _OF_ALL.fullmatch(name := plain(match["name"])):
                 self.nodes.setdefault(name, node)
         if rank is None:
+            rank = self._note_local(node, text)
+        if rank is None:
             return
         for pattern in _PIDS if any(hint in text for hint in _PID_HINTS) else ():
             if match := pattern.search(text):
                 self.pids.setdefault((node, int(match[1])), rank)
+
+    def _note_local(self, node: int | None, text: str) -> int | None:
+        """Records the local rank that failed, if the node is unknown. Returns it, or None."""
+        if node is not None or not (match := _LOCAL.search(text)):
+            return None
+        self.local.append(int(match[1] or match[2]))
+        return self.local[-1]
 
     def node_of(self, peer: str | None) -> int | None:
         """Returns the node with this name or address, or None if it is unknown."""
@@ -256,6 +269,7 @@ class Evidence:
     firm: bool = True
     closed: bool = False
     guessed: bool = False  # whether the exception matches no pattern in the catalogue
+    more: tuple[str, ...] = ()  # the message's lines after its first line
     # text captured by the pattern's groups: peer, rank, pid, joined, all
     groups: Mapping[str, str] = field(default_factory=dict)
 

@@ -40,11 +40,11 @@ KERNEL = re.compile(
     r"infiniband \w+: |efa \S+: |mlx5_core \S+: |neuron:\w+: |nvidia\S* \S*: "
     r"|oom-kill:|(?:Memory cgroup o|O)ut of memory: Kill|INFO: task |systemd-oomd))"
 )
-# launcher line about the rank that failed first: torchrun, mp.spawn, MPI
+# launcher line about the rank that failed first: torchrun, mp.spawn, MPI, Composer
 _FAILED = re.compile(
     r"\s*rank\s+: (\d+) \(local_rank|-- Process (\d+) terminated with the following"
     r"|MPI_ABORT was invoked on rank (\d+)\b|mpi\S+ noticed that process rank (\d+)\b"
-    r"|\s+Process name: \[\[\d+,\d+\],\s*(\d+)\]"
+    r"|\s+Process name: \[\[\d+,\d+\],\s*(\d+)\]|ERROR:composer\S*:Rank (\d+) crashed"
 )
 _FATE = re.compile(r"\s*(?:exitcode\s+: -|traceback : Signal )")
 AGENTS = ("agent", "node")  # writers that print launchers' reports
@@ -170,7 +170,7 @@ class TorchrunReport:
                 book.failed.setdefault(line.node, self.rank)
         elif match := re.match(r"\s*exitcode\s+: (-?)(\d+)\s+\(pid: (\d+)\)", text):
             if self.rank is not None:
-                book.pids.setdefault((line.node, int(match[3])), self.rank)
+                book.pids[line.node, int(match[3])] = self.rank
             if self.entry == 0 and (found := self._first(line, writer, index, *match.groups()[:2])):
                 return [found]
         return [] if self.entry and _FATE.match(text) else None
@@ -231,6 +231,7 @@ CALLED = re.compile(
 WIDE = ("storage", "data")
 # Exceptions that count as the program's own if its code is the innermost frame.
 RAISED = ("Exception", "RuntimeError", "ValueError")
+MORE = 5  # maximum number of lines of an exception's message to quote
 TELLING = {"unknown": 0, "code": 1}  # causes of last resort, in ascending order of preference
 # Exceptions that only a bug in the source code can cause.
 SLIPS = ("NameError", "UnboundLocalError", "RecursionError")
@@ -239,13 +240,14 @@ SLIPS = ("NameError", "UnboundLocalError", "RecursionError")
 def errors(writer: Writer, stream: ProcessLines) -> Iterator[Evidence]:
     """Yields the most likely root cause of each exception chain in a process's output."""
     for chain in stream.tracebacks.chains:
-        causes = [_error(writer, block, block is chain[0]) for block in chain]
-        if found := max(
-            causes,
-            key=lambda one: (not one.guessed, one.weight, one.firm, TELLING.get(one.cause, 2)),
-            default=None,
-        ):
-            yield found
+        causes = ((_error(writer, block, block is chain[0]), block) for block in chain)
+        found, block = max(causes, key=lambda pair: _telling(pair[0]))
+        groups = {**found.groups, "rank": block.rank} if block.rank else found.groups
+        yield replace(found, groups=groups, more=tuple(block.message[1:MORE]))
+
+
+def _telling(one: Evidence) -> tuple[bool, Weight, bool, int]:
+    return not one.guessed, one.weight, one.firm, TELLING.get(one.cause, 2)
 
 
 def _error(writer: Writer, block: PrintedException, root: bool) -> Evidence:

@@ -24,13 +24,16 @@ _BARE = re.compile(
 )
 # traceback frame without a preceding header
 _HEADLESS = re.compile(r'\s+File "[^"]+", line \d+, in \S+$')
+# torch.distributed.checkpoint: header of another rank's traceback
+_OF_RANK = re.compile(r"\): \(RANK (\d+)\)")
 _FLAT = re.compile(
     r'File "[^"]+", line \d+, in (?:(?!File '
     r'").)*?\s((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit): (?:(?!File ").)*)$'
 )
 _LAUNCHER = re.compile(
     r"(?:srun|slurmstepd|sbatch|mpirun\S*|prterun|orterun|kubelet): |[IWEF]\d{4} \d\d:"
-    r"|(?:ERROR|WARNING|INFO):torch\.|\[[\d-]{10} [\d:,]+ [EW] \d+ \d+\] \(raylet"
+    r"|(?:ERROR|WARNING|INFO):(?:torch|composer)\.|torch\.distributed\.elastic\S*: "
+    r"|\[[\d-]{10} [\d:,]+ [EW] \d+ \d+\] \(raylet"
 )
 _FOREIGN = re.compile(  # final messages from runtimes other than Python: C++, Rust, Go, Java, glog
     r"(?P<head>terminate called (?:after|recurs)|libc\+\+abi: terminating|thread '.*' (?:\(\d+\) "
@@ -92,6 +95,7 @@ class PrintedException:
     aside: bool = False
     frames: str = ""  # files and functions, innermost last
     source: str = ""  # source line of the innermost frame, if printed
+    rank: str = ""  # another rank that raised it, according to the traceback's header
 
     @property
     def text(self) -> str:
@@ -147,6 +151,7 @@ class Tracebacks:
     headless: bool = False
     frames: deque[str] = field(default_factory=lambda: deque(maxlen=FRAMES))
     source: str = ""
+    rank: str = ""
 
     def take(self, line: LogLine, index: int, text: str) -> bool:
         """Parses a line. Returns whether it is part of a traceback or an exception's message."""
@@ -201,6 +206,7 @@ class Tracebacks:
         self.frames.clear()
         self.source = ""
         self.headless = False
+        self.rank = match[1] if (match := _OF_RANK.search(text)) else ""
         before = text.partition(TRACEBACK)[0]
         self.base = (
             len(before) - len(before.lstrip())
@@ -224,24 +230,20 @@ class Tracebacks:
                 self.source = stripped
             return True
         self.base = None
-        if self.headless:
-            self.headless = False
-            if not _BARE.match(stripped) and not _DOTTED.match(stripped):
-                return False
+        if not self._ends(stripped):
+            return False
         if not self.dropped:
             said = [stripped.lstrip("|+ ")]
-            self._add(
-                PrintedException(
-                    line,
-                    index,
-                    said,
-                    aside=self.aside,
-                    frames="\n".join(self.frames),
-                    source=self.source,
-                )
-            )
+            seen = "\n".join(self.frames), self.source, self.rank
+            self._add(PrintedException(line, index, said, False, self.aside, *seen))
         self.aside = self.dropped = False
         return True
+
+    def _ends(self, text: str) -> bool:
+        """Returns whether the line after a traceback's frames is the exception."""
+        headless, self.headless = self.headless, False
+        named = _BARE.match(text) or _DOTTED.match(text)
+        return bool(named if headless else re.search(r"\w", text))
 
     def _add(self, block: PrintedException) -> None:
         if self.link and self.chains:
