@@ -81,7 +81,7 @@ class AdamW(torch.optim.Optimizer):
             parameter.sub_(change * (keep * group["lr"]))
 
     def together(self, group: Group) -> Iterable[list[Tensor]]:
-        """Yields lists of parameters that have gradients, each to be updated as one batch."""
+        """Yields lists of parameters that have gradients. Each list is updated as one batch."""
         return ([parameter] for parameter in group["params"] if parameter.grad is not None)
 
     def changes(self, parameters: list[Tensor], group: Group, keep: Any) -> Iterable[Tensor]:
