@@ -142,8 +142,10 @@ def chat_fields(names: Collection[str]) -> list[str]:
 
 
 def on_conversations(where: str, names: Sequence[str]) -> str:
-    """Suggests training on conversations if records contain them. Includes a jq command if jq can
-    read the file and must rename fields. Returns "" for other records.
+    """Suggests training on conversations if records contain them.
+
+    Includes a jq command if fields must be renamed and jq can read the file. Returns "" for other
+    records.
     """
     pair = next((pair for pair in PAIRS if set(pair) <= set(names)), None)
     if chat_fields(names):

@@ -81,8 +81,9 @@ def _kept(items: Iterable[Item], skipped: Skipped) -> Iterator[Document]:
 def rendered(
     documents: Iterable[Document], template: ChatTemplate, skipped: Skipped
 ) -> Iterator[Document]:
-    """Renders conversations, with marks (chat.py). For a conversation that the template rejects,
-    raises the error or counts the record as skipped.
+    """Renders conversations, with markers around the parts to learn (chat.py).
+
+    If the template rejects a conversation, raises the error or counts the record as skipped.
     """
     for document in documents:
         if not document.where:

@@ -48,8 +48,8 @@ LISTED = 1000  # maximum bad records listed in a manifest
 # Number of length classes. Class i counts documents with [2^i, 2^(i+1)) tokens, up to the longest
 # length that the format supports.
 LENGTHS = 31
-# Fields of a manifest that identify it besides its shards, that equal those of its preparation, and
-# that are sums over its units
+# Manifest fields that identify a dataset besides its shards, fields copied from the preparation,
+# and fields summed over units
 IDENTIFYING = ("tokenizer_sha256", "end_of_document", "dtype")
 SHARED = (*IDENTIFYING, "settings", "listing", "vocabulary_size")
 SUMMED = ("bytes", "text_bytes", "checked", "skipped")
@@ -409,7 +409,9 @@ def assemble(
 def _settled(
     preparation: Preparation, done: list[UnitRecord], shards: Iterable[Shard]
 ) -> dict[str, Any]:
-    """Returns a manifest's identity, its settings and the sums over its units."""
+    """Returns a manifest's identity, the fields copied from its preparation, and the sums over
+    units.
+    """
     known = {key: getattr(preparation, key) for key in SHARED}
     files = [(shard.path, shard.bin_sha256, shard.idx_sha256) for shard in shards]
     identity = _hash({"shards": files, **{key: known[key] for key in IDENTIFYING}})
