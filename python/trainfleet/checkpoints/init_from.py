@@ -1,4 +1,4 @@
-"""Checks of the model in train.init_from before a run starts.
+"""Validates the model in train.init_from before a run starts.
 
 The model is a Hugging Face folder, an NxD Core checkpoint or a trainfleet checkpoint. Ranks locate
 it with the same functions. This module lists files and reads headers and indexes, but no weights,
@@ -36,7 +36,8 @@ MODELS = (
 
 
 def faults(config: Config) -> Refusals:
-    """Yields the key and the reason if a run can't start from this model.
+    """Yields the key and the reason for each problem that prevents a run from starting with this
+    model.
 
     Only local files are checked, not s3:// or hf://.
     """

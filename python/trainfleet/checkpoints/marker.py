@@ -169,7 +169,7 @@ def _checksum(text: str) -> str:
 
 
 DATA = "data (the dataset's tokens)"
-# May change if positions are computed, because only learned positions have a row of weights each.
+# May change if positions are computed, because only learned positions have one weight row each.
 LENGTH = "model.max_position_embeddings"
 _ORDER = (
     "step s begins at sample (s - 1) x global batch; another batch size repeats or skips samples"
@@ -258,7 +258,10 @@ def reason(key: str, config: Config) -> str:
 
 
 def notes(commit: Commit, config: Config, where: str) -> list[str]:
-    """Describes what a resume from this checkpoint changes. Raises RunError as `check` does."""
+    """Describes the config changes that a resume from this checkpoint applies.
+
+    Raises RunError as `check` does.
+    """
     differences = check(commit, config, commit.dataset, where)
     told = [
         f"{key} changed from {was} to {now} {effect(key, config)[1]}".rstrip()
@@ -288,7 +291,7 @@ def jump(commit: Commit, config: Config, where: str) -> str:
         TypeError,
         LookupError,
         ArithmeticError,
-    ):  # A marker from elsewhere may not contain a valid schedule.
+    ):  # A marker from another source may not contain a valid schedule.
         return ""
     if step >= new.steps or min(was, due) * (1 - SEEN) <= now <= max(was, due) * (1 + SEEN):
         return ""

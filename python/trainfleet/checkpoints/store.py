@@ -46,7 +46,9 @@ CHUNK = 2**20  # bytes per read
 
 @dataclass(frozen=True)
 class ListedCheckpoint:
-    """Checkpoint with the fault that its marker and file sizes reveal, "" if valid."""
+    """Listed checkpoint. `fault` is the error in its marker or file sizes, or "" if it looks
+    valid.
+    """
 
     step: int
     address: str
