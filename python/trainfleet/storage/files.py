@@ -28,7 +28,7 @@ from . import s3
 BUFFER = 2**20  # file buffer size in bytes, because tensor headers take several small writes
 # Maximum bytes that `read` returns. A dataset manifest of a million shards is half as large.
 LARGEST = 2**30
-# Parent folders to list again if a file is missing, because another node may have created them
+# Parent folders to re-list if a file is missing, because another node may have just created them
 LEVELS = 2
 RANGE = 2**23  # bytes per GET, large enough to make its latency negligible
 STREAM_BUFFER = 2**18  # buffer size in bytes of a stream from S3
@@ -68,7 +68,7 @@ class LocalFiles:
             return file.read(end - start)
 
     def open(self, name: str) -> BinaryIO:
-        """Opens only plain files, because a link could lead out of the folder and a pipe could
+        """Opens only regular files, because a link could lead out of the folder and a pipe could
         block.
         """
         path = self.folder / name
@@ -335,7 +335,7 @@ class Ranges(io.RawIOBase):
 
     def close(self) -> None:
         self.threads.shutdown(wait=False, cancel_futures=True)
-        self.fetch.cache_clear()  # A reference cycle would keep its ranges in memory for a while.
+        self.fetch.cache_clear()  # A reference cycle would keep ranges until garbage collection.
         super().close()
 
     def _fetch(self, index: int) -> bytes:

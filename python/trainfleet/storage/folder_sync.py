@@ -131,7 +131,7 @@ class FolderSync:
             if ASKED.fullmatch(name) and not (self.folder / name).exists()
         ]
         for name in [name for name in gone if mine(name) or obeyed(name)]:
-            s3.remove(self._object(name))  # The request was withdrawn.
+            s3.remove(self._object(name))  # The request was canceled.
             del self.sent[name]
         self._keep()
 

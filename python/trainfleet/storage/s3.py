@@ -47,7 +47,7 @@ LISTED = 10**7  # maximum entries per listing, because a faulty server may never
 BATCH = 1000  # maximum objects that S3 removes per request
 # Every page of a listing contains at least one of these keys.
 LISTING = {"IsTruncated", "KeyCount", "Name", "Contents", "CommonPrefixes", "Uploads"}
-# field of each response by which it differs from a proxy's page; the default is ETag
+# Response field that a proxy's page would lack, per operation; defaults to ETag
 PROOFS = {
     "create_multipart_upload": "UploadId",
     "copy_object": "CopyObjectResult",
@@ -370,7 +370,7 @@ def _client(process: int) -> Any:
 
 
 def _end_silence(attempts: int, caught_exception: Exception | None, **_: Any) -> None:
-    """Ends a request's retries after SILENCES timeouts. boto3 decides in all other cases."""
+    """Stops retrying a request after SILENCES timeouts. In all other cases, boto3 decides."""
     from botocore.exceptions import ConnectTimeoutError, ReadTimeoutError
 
     if attempts >= SILENCES and isinstance(

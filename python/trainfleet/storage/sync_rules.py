@@ -93,7 +93,7 @@ def _below(root: Path, name: str) -> Iterator[Path]:
     try:
         root.mkdir(parents=True, exist_ok=True)
         untrusted_input.guarded(path)
-        with contextlib.suppress(FileExistsError):  # a file, for which opening the path fails
+        with contextlib.suppress(FileExistsError):  # opening the path fails later
             path.parent.mkdir(parents=True, exist_ok=True)
         yield path
     except FileNotFoundError:
