@@ -162,7 +162,7 @@ def hold(folder: Path) -> int:
 
 
 def sweep(folders: Iterable[Path]) -> None:
-    """Removes those of this user's folders that no process holds."""
+    """Removes this user's folders that no process holds."""
     for folder in folders:
         # held by a process, owned by another user, or already gone
         with suppress(OSError):
