@@ -164,7 +164,7 @@ def parse(data: bytes, files: Mapping[str, FileSum]) -> CheckpointIndex:
 def _fault(tensor: IndexedTensor, files: Mapping[str, FileSum]) -> str:
     """Returns why an index entry is invalid, or "" if it is valid."""
     if tensor.dtype not in NUMBERS:
-        return "has an unknown number format"
+        return "has an unknown dtype"
     if len(tensor.shape) > DIMENSIONS or not are_tiles(tensor.shape, tensor.pieces):
         return "is incomplete or stored more than once"
     for piece in tensor.pieces:

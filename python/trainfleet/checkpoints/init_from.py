@@ -204,7 +204,7 @@ def require_fit(commit: Commit, config: Config, where: str) -> None:
     """Raises RunError with each difference if a checkpoint's weights do not match the config's
     model.
 
-    It is called before memory is allocated.
+    Called before memory is allocated.
     """
     differences = [
         f"{key} is {was} in the checkpoint, {now} in the config"

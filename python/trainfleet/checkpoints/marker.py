@@ -64,8 +64,8 @@ class Commit:
     versions: Mapping[Name, Name]
     files: Mapping[FileName, FileSum]
     format: int = FORMAT
-    guard: tuple[Number, ...] = ()  # statistics of recent steps (engine.guard)
-    scale: tuple[Number, ...] = ()  # loss scale of fp16 (engine.step_guard)
+    guard: tuple[Number, ...] = ()  # statistics of recent steps (engine.step_guard)
+    scale: tuple[Number, ...] = ()  # fp16 loss scale (engine.step_guard)
 
     @property
     def size(self) -> int:
@@ -81,7 +81,7 @@ class Broken(RunError):
         *,
         where: str,
         why: str = "",
-        then: str = "run make checkpoints to list the good ones",
+        then: str = "run make checkpoints to list the valid ones",
     ) -> None:
         super().__init__(what, where=where, why=why, next=then)
 
@@ -97,7 +97,7 @@ def parse(text: str, where: str) -> Commit:
 
     Raises:
         Broken: the text was modified, or its content is invalid.
-        RunError: a trainfleet version with another format wrote it.
+        RunError: it was written by a trainfleet version with a different format.
     """
     match = _TEXT.fullmatch(text)
     if match is None or match[1] != _checksum(match[2]):

@@ -169,7 +169,7 @@ class CheckpointStore:
 
         Raises:
             Broken: the marker is missing or damaged.
-            RunError: another version of trainfleet wrote it.
+            RunError: it was written by another version of trainfleet.
         """
         try:
             return believed(self.marker(step), step, self.address(step))

@@ -138,7 +138,7 @@ class ChatTemplate:
             text = self.marked(json.loads(messages))
         parts = MARKS.split(text)
         if not "".join(parts[1::2]).strip() or not "".join(parts[::2]).strip():
-            raise bad("is learned wholly or not at all, according to the chat template", where)
+            raise bad("has all or none of its text marked as learned by the chat template", where)
         return text
 
     def marked(self, messages: Messages) -> str:
@@ -160,7 +160,7 @@ class ChatTemplate:
         if None in spans[:-1]:
             spans, self.rewrites = spans[-1:], True
         if None in spans:
-            raise ValueError("its generation prompt is not how the answer begins")
+            raise ValueError("the answer does not start with the template's generation prompt")
         for begin, end in filter(None, reversed(spans)):
             text = f"{text[:begin]}{BEGIN}{text[begin:end]}{END}{text[end:]}"
         return text
@@ -222,7 +222,7 @@ class ChatTemplate:
         raise DataError(
             "ends an answer without a special token",
             where=self.where,
-            why=f"its last token to learn is {show(encoder.tokenizer.id_to_token(last))}",
+            why=f"its last learned token is {show(encoder.tokenizer.id_to_token(last))}",
             next="set data.tokenizer to a tokenizer that has the template's tokens",
         )
 

@@ -245,7 +245,7 @@ def find(data: Data, root: Path = run_folder.DATA) -> Manifest | None:
     manifest = read_manifest(store)
     if manifest is not None and (different := differences(manifest.settings, settings_of(data))):
         raise DataError(
-            f"the dataset `{data.name}` was made with other settings: {'; '.join(different)}",
+            f"the dataset `{data.name}` was built with different settings: {'; '.join(different)}",
             where=store.describe(""),
             next=f"set another data.name, or remake this dataset: {remake(store)}",
         )

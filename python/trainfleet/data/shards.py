@@ -415,7 +415,7 @@ def _check_tokenizer(store: DatasetStore, manifest: Manifest) -> None:
     path = store.folder / FILE
     content = untrusted_input.read_bytes(path, LARGEST) if path.exists() else store.read(FILE)
     if content is None or hashlib.sha256(content).hexdigest() != manifest.tokenizer_sha256:
-        what = "is not the tokenizer that the dataset was made with" if content else "is missing"
+        what = "is not the tokenizer that the dataset was built with" if content else "is missing"
         raise DataError(what, where=store.describe(FILE), next=remake(store))
     for name in (FILE, SETTINGS):
         if not (store.folder / name).exists() and (content := store.read(name)):

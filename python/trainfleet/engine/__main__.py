@@ -1,7 +1,7 @@
 """Runs one rank of a training job: `python -m trainfleet.engine RUN_FOLDER`, started by torchrun.
 
 The exit code is 0 if training finished or was stopped cleanly, and results.json records which. With
-any other exit code, torchrun would kill ranks that are still shutting down. A failed run has a
+any other exit code, torchrun would kill ranks that are still shutting down. A failed run records a
 `fault` event.
 """
 
@@ -80,7 +80,7 @@ def given(name: str) -> int:
 def train(run: Run, config: Config, world: World, heart: Heart, loaded: float) -> None:
     """Trains until the last step or until all ranks agree to stop.
 
-    `loaded` is the Unix time at which the rank had imported the program.
+    `loaded` is the Unix time at which the rank finished importing the program.
     """
     profile = StepProfiler(run.profile, config.train.profile_steps if world.first else None)
     started = run.read_results().get("started") or loaded

@@ -161,7 +161,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--temperature", type=float, default=TEMPERATURE)
     parser.add_argument("--top-k", type=int, default=TOP_K)
     parser.add_argument("--top-p", type=float, default=1.0)
-    parser.add_argument("--seed", type=int, default=None, help="the same seed writes the same text")
+    parser.add_argument("--seed", type=int, default=None, help="the same seed gives the same text")
     options = parser.parse_args(arguments)
     code = 0
     try:
@@ -209,7 +209,7 @@ def talk(options: argparse.Namespace) -> Iterator[str]:
 
 
 def asking(template: ChatTemplate, encoder: ChatEncoder, messages: Messages) -> list[int]:
-    """Returns the tokens of messages, with the start of an answer."""
+    """Tokenizes messages, followed by the start of an answer."""
     ids, _ = encoder.encode([template.render(messages, True)])
     return [int(id_) for id_ in unsigned(ids)]
 

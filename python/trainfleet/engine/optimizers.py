@@ -243,10 +243,7 @@ def orthogonal(matrices: Tensor, format_: torch.dtype = torch.float32) -> Tensor
 
 
 def placed(matrix: Tensor, like: Tensor) -> Tensor:
-    """Shards a tensor that every rank holds in full into the layout of `like`.
-
-    Requires no communication.
-    """
+    """Shards a fully replicated tensor into the layout of `like`, without communication."""
     if not isinstance(like, DTensor):
         return matrix
     (rows, columns), (row, column) = part_of(like)

@@ -69,7 +69,7 @@ class Recorder:
         self.spent: dict[str, float] = run.read_results().get("seconds") or {}
         self.board: SummaryWriter | None = None
         self.updated = 0.0
-        # queued writes, retried once the full disk has space again
+        # writes that are queued until the full disk has space again
         self.owed: list[Callable[[], None]] = []
         self.complained = False
         write_atomic(run.metrics, "".join(json.dumps(line) + "\n" for line in self.lines))

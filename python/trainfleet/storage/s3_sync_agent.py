@@ -8,7 +8,7 @@ the supervisor exits for any reason, the uplink's stdin closes and it polls a la
 the data loader and the heartbeat therefore use only local folders. A node needs one listing and
 about three small writes every EVERY seconds.
 
-The uplink never ends the command. While S3 is unreachable, the node's log reports that, and files
+The uplink never kills the command. While S3 is unreachable, the node's log reports that, and files
 are uploaded later. A killed uplink is restarted and continues where it stopped
 (storage/folder_sync.py).
 """

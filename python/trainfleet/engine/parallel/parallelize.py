@@ -90,7 +90,7 @@ class Division(TorchParts):
         return [*pipeline.cut(model, count, pipeline.numbers_of(self.mesh))]
 
     def _place(self, model: Network) -> None:
-        """Gives every stage the token positions that it processes."""
+        """Sets the token positions that each stage processes."""
         mesh = self.mesh
         length = self.config.train.sequence_length
         device = self.device.torch_device
@@ -125,9 +125,10 @@ class Division(TorchParts):
 
     @property
     def whole(self) -> Network | None:
-        """The entire model with this rank's weights, or None if the layout splits it.
+        """The entire model with this rank's weights, but without FSDP's hooks for sharding and
+        casts.
 
-        It has none of the hooks with which FSDP shards and casts.
+        None if the layout splits the model.
         """
         if self.mesh.grid.size() > self.mesh.ways or self.mesh.layout.fsdp > 1:
             return None
