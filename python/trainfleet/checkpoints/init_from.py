@@ -147,7 +147,9 @@ def require_checkpoint(address: str, config: Config) -> None:
 
 
 def require_shape(folder: Path, shape: Model) -> None:
-    """Raises RunError with each difference if a folder's config.json does not match this model."""
+    """Raises a RunError listing the differences if a folder's config.json does not match this
+    model.
+    """
     try:
         found = shapes.read(folder)
     except InputError as error:
@@ -201,7 +203,7 @@ def locate(address: str) -> tuple[CheckpointStore, int]:
 
 
 def require_fit(commit: Commit, config: Config, where: str) -> None:
-    """Raises RunError with each difference if a checkpoint's weights do not match the config's
+    """Raises a RunError listing the differences if a checkpoint's weights do not match the config's
     model.
 
     Called before memory is allocated.

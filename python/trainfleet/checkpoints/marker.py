@@ -87,7 +87,7 @@ class Broken(RunError):
 
 
 def render(commit: Commit) -> str:
-    """Returns the text of a marker, which `parse` reads."""
+    """Serializes a marker as text for `parse`."""
     body = json.dumps(asdict(commit), indent=1)
     return f'{{"crc32": "{_checksum(body)}",\n"commit": {body}}}\n'
 
@@ -147,15 +147,13 @@ def _plain(value: Any, depth: int = 4) -> bool:
 
 
 def _is_state(state: tuple[float, ...], moments: int) -> bool:
-    """Returns whether part of the engine's state is empty, or consists of `moments` numbers and
-    three counts.
-    """
+    """Returns whether a saved state is empty, or has `moments` numbers and three counters."""
     return not state or (
         len(state) == moments + 3 and all(0 <= count < 10**15 for count in state[moments:])
     )
 
 
-# part of the engine's state → number of values before its three counts
+# saved state → number of values before its three counters
 STATES = {"guard": 5, "scale": 1}
 
 

@@ -46,7 +46,7 @@ class OtherField(DataError):
 
 
 def alone(error: DataError) -> DataError:
-    """Removes the suggestion to use another text field, which the file's good records rule out."""
+    """Drops the advice to use another text field, because the file's good records rule it out."""
     return (
         DataError(error.what, where=error.where, why=error.why, next=LINE)
         if isinstance(error, OtherField)

@@ -96,7 +96,8 @@ def bad(what: str, where: str) -> DataError:
 class ChatTemplate:
     """Chat template, with the special tokens that it may print.
 
-    `rewrites` becomes true once a rendered conversation allows only its last answer to be learned.
+    `rewrites` becomes true once the template has changed an earlier answer of a conversation, so
+    that only the last one can be learned.
     """
 
     source: str

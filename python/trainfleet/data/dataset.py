@@ -37,7 +37,7 @@ __all__ = ["Dataset", "Manifest", "find"]
 # Size of a contiguous block in the windowed order, large enough to read from disk or S3 at full
 # throughput
 BLOCK_BYTES = 8 * MEBIBYTE
-REMOTE_WINDOW = 1024  # MiB
+REMOTE_WINDOW = 1024  # default shuffle window for datasets in S3, in MiB
 AHEAD = 4  # number of batches to prefetch
 
 

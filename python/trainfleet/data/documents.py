@@ -26,7 +26,7 @@ from .sources import MEMORY, SourcePiece, Unit, is_long_text
 # start of a line in a table of literals
 LITERAL = re.compile(r"""\s*[bru]{0,2}['"0-9\\(\[{\])},-]""")
 TABLE = 0.6  # fraction of literal lines above which a file counts as a table
-BATCH_BYTES = 2**20  # bytes; small, because the tokenizer needs most of the memory
+BATCH_BYTES = 2**20  # batch size in bytes; small, because the tokenizer needs most of the memory
 
 
 def read_unit(unit: Unit, text_field: str, skipped: Skipped | None = None) -> Iterator[Document]:

@@ -409,9 +409,7 @@ def assemble(
 def _settled(
     preparation: Preparation, done: list[UnitRecord], shards: Iterable[Shard]
 ) -> dict[str, Any]:
-    """Returns a manifest's identity, the fields copied from its preparation, and the sums over
-    units.
-    """
+    """Returns a manifest's identity, its preparation's fields, and the sums over its units."""
     known = {key: getattr(preparation, key) for key in SHARED}
     files = [(shard.path, shard.bin_sha256, shard.idx_sha256) for shard in shards]
     identity = _hash({"shards": files, **{key: known[key] for key in IDENTIFYING}})

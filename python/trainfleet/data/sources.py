@@ -33,7 +33,8 @@ from .source_files import (
 )
 
 POINTER = b"version https://git-lfs"
-POINTERS = 100  # small files to check per source; in a clone without Git LFS, all are pointers
+# number of small files to check per source; in a clone without Git LFS, all are pointers
+POINTERS = 100
 # Limit on the private memory of a process that reads sources, in bytes. A record can take 64 MiB,
 # and its parsed JSON ten times as much. An encoder's caches take 200 MB, and a Parquet page can
 # take 1 GiB.

@@ -87,7 +87,7 @@ class Accelerator:
 
     @property
     def label(self) -> str:
-        """Name in fleet.accelerator.name, such as rtx-6000-ada."""
+        """Value of fleet.accelerator.name, such as rtx-6000-ada."""
         return "-".join(self.words)
 
     @property

@@ -68,7 +68,7 @@ class CpuSpeed:
 
     @property
     def half(self) -> bool:
-        """Returns whether bf16 is fast enough to prefer it to fp32."""
+        """Returns whether bf16 is enough faster than fp32 to be worth its casts."""
         return self.bf16 > HALF_PAYS * self.rate("fp32")
 
     @property
@@ -81,7 +81,7 @@ class CpuSpeed:
         return self.bf16 if format_ == "bf16" else max(self.fp32, self.onednn * self.by_onednn)
 
     def formats(self) -> str:
-        """Explains the choice of dtype with the measurements."""
+        """Explains the dtype choice by quoting the measurements."""
         library = f" with oneDNN ({_giga(self.fp32)} without)" if self.by_onednn else ""
         return (
             f"matrix products on one core: {_giga(self.bf16)} GFLOP/s in bf16, "
@@ -89,7 +89,7 @@ class CpuSpeed:
         )
 
     def processes(self) -> str:
-        """Explains the choice between one process and one per core with the measurements."""
+        """Explains the choice of one process, or one per core, by quoting the measurements."""
         if not self.together:
             return "one process for all cores: the machine was too busy to measure one per core"
         return (

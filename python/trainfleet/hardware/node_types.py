@@ -52,14 +52,14 @@ class NodeType:
     directly (GPUDirect RDMA). `is_switched` means that the GPUs can communicate only while NVIDIA's
     fabric manager runs.
 
-    The other fields apply to EC2 types. `slots` is the number of interfaces on network card 0,
-    counting only the four that nodes may need. `first_efa` is the first network card with EFA.
-    `efa_only` means that EFA interfaces can't have IP addresses, so a plain interface comes first.
-    `lustre_efa` is the number of EFA interfaces that an FSx client uses. `nvme_gb` is the size of
-    local disks. `sold` contains on-demand, spot or block; every type can also be reserved. `quota`
-    and `spot_quota` are its quota classes (cloud/template.py), or "" if AWS has not published them.
-    `sagemaker` is whether SageMaker trains on it. SageMaker's hourly price may still be None, if
-    unknown.
+    The other fields apply to EC2 types. `slots` is the number of interfaces that network card 0
+    supports, capped at the four that nodes need at most. `first_efa` is the first network card with
+    EFA. `efa_only` means that EFA interfaces can't have IP addresses, so a plain interface comes
+    first. `lustre_efa` is the number of EFA interfaces that an FSx client uses. `nvme_gb` is the
+    size of local disks. `sold` contains on-demand, spot or block; every type can also be reserved.
+    `quota` and `spot_quota` are its quota classes (cloud/template.py), or "" if AWS has not
+    published them. `sagemaker` is whether SageMaker trains on the type, even if SageMaker's hourly
+    price is unknown (None).
     """
 
     name: str

@@ -58,7 +58,7 @@ def replace_file(path: Path, content: bytes, durable: bool = False) -> None:
                 file.flush()
                 os.fsync(file.fileno())
         part.replace(path)
-    except BaseException:  # also if a signal stops the process during the write
+    except BaseException:  # including a signal that stops the process during the write
         with suppress(OSError):
             part.unlink(missing_ok=True)
         raise

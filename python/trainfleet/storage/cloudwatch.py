@@ -96,7 +96,7 @@ def main(arguments: list[str]) -> int:
 
 
 class Forwarder:
-    """Sender of a log's lines to a log stream. Remembers where the next line starts."""
+    """Sends a log's lines to a log stream. Remembers where the next line starts."""
 
     def __init__(self, log: Path, start: int, client: Any, group: str, stream: str) -> None:
         self.log, self.start, self.client = log, start, client
@@ -128,7 +128,7 @@ class Forwarder:
         return not self.closed
 
     def _lines(self) -> list[bytes]:
-        """Returns the next complete lines with their line ends, at most one request's worth."""
+        """Returns the next complete lines with their line endings, at most one request's worth."""
         with open(self.log, "rb", opener=untrusted_input.opener) as file:
             file.seek(self.start)
             content = file.read(MOST_BYTES)

@@ -278,7 +278,7 @@ class Upload(io.RawIOBase):
     def _send(self, part: bytes) -> None:
         self.id = self.id or s3.request("create_multipart_upload", self.address)["UploadId"]
         if len(self.sent) >= s3.AT_ONCE:
-            # Wait for an earlier part, to limit the memory and to raise its error.
+            # Wait for an earlier part, to bound memory use and to raise its error.
             self.sent[-s3.AT_ONCE].result()
         self.sent.append(self.threads.submit(self._put, part, len(self.sent) + 1))
 
@@ -295,7 +295,7 @@ class Upload(io.RawIOBase):
 
 
 class Ranges(io.RawIOBase):
-    """Raw read stream of an object, in ranges of RANGE bytes. The next ranges are prefetched."""
+    """Raw read stream of an object. Requests RANGE bytes at a time, with prefetching."""
 
     def __init__(self, found: s3.Object) -> None:
         self.found, self.length, self.at = found, found.size, 0

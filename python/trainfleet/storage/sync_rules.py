@@ -41,7 +41,7 @@ SPARE = 1 << 30  # bytes of this disk that always remain free
 
 
 def limit(name: str) -> int | None:
-    """Returns a file's maximum bytes to copy, or None if the file is not copied."""
+    """Returns the size limit for copying a file, in bytes, or None if the file is not copied."""
     return next((most for pattern, most in KINDS.items() if re.fullmatch(pattern, name)), None)
 
 
