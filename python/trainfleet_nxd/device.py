@@ -35,7 +35,7 @@ class NeuronXla(Core):
     tells_time = False
 
     def __init__(self, index: int) -> None:
-        """Opens the node's core number `index`. `start` creates the PJRT client.
+        """Opens the core with this index on the node. `start` creates the PJRT client.
 
         Raises:
             RunError: torch, torch-xla or torch-neuronx is missing, or its version differs from the

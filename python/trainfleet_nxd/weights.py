@@ -58,14 +58,17 @@ class Degrees:
 
 
 def slices_of(shape: Model) -> Slices:
-    """Returns how AWS's example slices the model's family. Mistral uses Llama's example."""
+    """Returns the slicing rules of AWS's example for the model's family.
+
+    Mistral uses Llama's example.
+    """
     found = FAMILIES[shape.family].slices
     assert found is not None, f"{shape.family}: call refusal first"
     return found
 
 
 def refusal(shape: Model, degrees: Degrees) -> str:
-    """Returns why a model can't be divided like this, or "" if it can."""
+    """Returns why a model can't be divided by these degrees, or "" if it can."""
     tensor = degrees.tensor
     slices = FAMILIES[shape.family].slices
     if slices is None:

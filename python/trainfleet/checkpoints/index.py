@@ -29,7 +29,7 @@ FILE = "index.json"
 SUFFIX = ".safetensors"
 LARGEST = 2**28  # maximum index size in bytes, enough for two million pieces
 DIMENSIONS = 8  # maximum number of dimensions of a tensor
-NUMBERS = {  # safetensors dtype → bytes per number
+NUMBERS = {  # safetensors dtype → bytes per element
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2,
     "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
 }  # fmt: skip
@@ -53,7 +53,7 @@ class TensorPiece:
 
 @dataclass(frozen=True)
 class IndexedTensor:
-    """Tensor of a checkpoint: its number format, shape and pieces."""
+    """Tensor in a checkpoint: its dtype, shape and pieces."""
 
     dtype: str
     shape: Sizes
@@ -151,7 +151,7 @@ def parse(data: bytes, files: Mapping[str, FileSum]) -> CheckpointIndex:
     for name, tensor in found.items():
         if why := _fault(tensor, files):
             raise ValueError(f"{FILE}: {name[:80]} {why}")
-    # An empty tensor may have another dimension so large that torch fails.
+    # Count a dimension of 0 as 1, because torch fails if an empty tensor's other dimension is huge.
     needed = sum(
         tensor.bytes_of(tuple(max(extent, 1) for extent in tensor.shape))
         for tensor in found.values()
@@ -164,7 +164,7 @@ def parse(data: bytes, files: Mapping[str, FileSum]) -> CheckpointIndex:
 def _fault(tensor: IndexedTensor, files: Mapping[str, FileSum]) -> str:
     """Returns why an index entry is invalid, or "" if it is valid."""
     if tensor.dtype not in NUMBERS:
-        return "has an unknown number format"
+        return "has an unknown dtype"
     if len(tensor.shape) > DIMENSIONS or not are_tiles(tensor.shape, tensor.pieces):
         return "is incomplete or stored more than once"
     for piece in tensor.pieces:

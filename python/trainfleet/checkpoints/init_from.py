@@ -1,4 +1,4 @@
-"""Checks of the model in train.init_from before a run starts.
+"""Validates the model in train.init_from before a run starts.
 
 The model is a Hugging Face folder, an NxD Core checkpoint or a trainfleet checkpoint. Ranks locate
 it with the same functions. This module lists files and reads headers and indexes, but no weights,
@@ -36,7 +36,8 @@ MODELS = (
 
 
 def faults(config: Config) -> Refusals:
-    """Yields the key and the reason if a run can't start from this model.
+    """Yields the key and the reason for each problem that prevents a run from starting with this
+    model.
 
     Only local files are checked, not s3:// or hf://.
     """
@@ -146,7 +147,9 @@ def require_checkpoint(address: str, config: Config) -> None:
 
 
 def require_shape(folder: Path, shape: Model) -> None:
-    """Raises RunError with each difference if a folder's config.json does not match this model."""
+    """Raises a RunError listing the differences if a folder's config.json does not match this
+    model.
+    """
     try:
         found = shapes.read(folder)
     except InputError as error:
@@ -200,10 +203,10 @@ def locate(address: str) -> tuple[CheckpointStore, int]:
 
 
 def require_fit(commit: Commit, config: Config, where: str) -> None:
-    """Raises RunError with each difference if a checkpoint's weights do not match the config's
+    """Raises a RunError listing the differences if a checkpoint's weights do not match the config's
     model.
 
-    It is called before memory is allocated.
+    Called before memory is allocated.
     """
     differences = [
         f"{key} is {was} in the checkpoint, {now} in the config"

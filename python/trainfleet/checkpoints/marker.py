@@ -64,8 +64,8 @@ class Commit:
     versions: Mapping[Name, Name]
     files: Mapping[FileName, FileSum]
     format: int = FORMAT
-    guard: tuple[Number, ...] = ()  # statistics of recent steps (engine.guard)
-    scale: tuple[Number, ...] = ()  # loss scale of fp16 (engine.step_guard)
+    guard: tuple[Number, ...] = ()  # statistics of recent steps (engine.step_guard)
+    scale: tuple[Number, ...] = ()  # fp16 loss scale (engine.step_guard)
 
     @property
     def size(self) -> int:
@@ -81,13 +81,13 @@ class Broken(RunError):
         *,
         where: str,
         why: str = "",
-        then: str = "run make checkpoints to list the good ones",
+        then: str = "run make checkpoints to list the valid ones",
     ) -> None:
         super().__init__(what, where=where, why=why, next=then)
 
 
 def render(commit: Commit) -> str:
-    """Returns the text of a marker, which `parse` reads."""
+    """Serializes a marker as text for `parse`."""
     body = json.dumps(asdict(commit), indent=1)
     return f'{{"crc32": "{_checksum(body)}",\n"commit": {body}}}\n'
 
@@ -97,7 +97,7 @@ def parse(text: str, where: str) -> Commit:
 
     Raises:
         Broken: the text was modified, or its content is invalid.
-        RunError: a trainfleet version with another format wrote it.
+        RunError: it was written by a trainfleet version with a different format.
     """
     match = _TEXT.fullmatch(text)
     if match is None or match[1] != _checksum(match[2]):
@@ -147,15 +147,13 @@ def _plain(value: Any, depth: int = 4) -> bool:
 
 
 def _is_state(state: tuple[float, ...], moments: int) -> bool:
-    """Returns whether part of the engine's state is empty, or consists of `moments` numbers and
-    three counts.
-    """
+    """Returns whether a saved state is empty, or has `moments` numbers and three counters."""
     return not state or (
         len(state) == moments + 3 and all(0 <= count < 10**15 for count in state[moments:])
     )
 
 
-# part of the engine's state → number of values before its three counts
+# saved state → number of values before its three counters
 STATES = {"guard": 5, "scale": 1}
 
 
@@ -169,7 +167,7 @@ def _checksum(text: str) -> str:
 
 
 DATA = "data (the dataset's tokens)"
-# May change if positions are computed, because only learned positions have a row of weights each.
+# May change if positions are computed, because only learned positions have one weight row each.
 LENGTH = "model.max_position_embeddings"
 _ORDER = (
     "step s begins at sample (s - 1) x global batch; another batch size repeats or skips samples"
@@ -258,7 +256,10 @@ def reason(key: str, config: Config) -> str:
 
 
 def notes(commit: Commit, config: Config, where: str) -> list[str]:
-    """Describes what a resume from this checkpoint changes. Raises RunError as `check` does."""
+    """Describes the config changes that a resume from this checkpoint applies.
+
+    Raises RunError as `check` does.
+    """
     differences = check(commit, config, commit.dataset, where)
     told = [
         f"{key} changed from {was} to {now} {effect(key, config)[1]}".rstrip()
@@ -288,7 +289,7 @@ def jump(commit: Commit, config: Config, where: str) -> str:
         TypeError,
         LookupError,
         ArithmeticError,
-    ):  # A marker from elsewhere may not contain a valid schedule.
+    ):  # A marker from another source may not contain a valid schedule.
         return ""
     if step >= new.steps or min(was, due) * (1 - SEEN) <= now <= max(was, due) * (1 + SEEN):
         return ""

@@ -46,7 +46,9 @@ CHUNK = 2**20  # bytes per read
 
 @dataclass(frozen=True)
 class ListedCheckpoint:
-    """Checkpoint with the fault that its marker and file sizes reveal, "" if valid."""
+    """Listed checkpoint. `fault` is the error in its marker or file sizes, or "" if it looks
+    valid.
+    """
 
     step: int
     address: str
@@ -167,7 +169,7 @@ class CheckpointStore:
 
         Raises:
             Broken: the marker is missing or damaged.
-            RunError: another version of trainfleet wrote it.
+            RunError: it was written by another version of trainfleet.
         """
         try:
             return believed(self.marker(step), step, self.address(step))

@@ -73,7 +73,7 @@ def main(arguments: list[str]) -> int:
 
 def record_fault(run: Run, share: Share, error: TrainfleetError) -> None:
     """Records a fault event with the error message, for use by the verdict (watch/verdict.py)."""
-    # DataError is in the catalog of causes, but not all of its subclasses are.
+    # The verdict recognizes DataError, but not all of its subclasses.
     kind = DataError if isinstance(error, DataError) else type(error)
     fields = {"error": kind.__name__, "message": error.head, "why": error.why, "next": error.next}
     run.record(

@@ -32,7 +32,7 @@ PACKED = {b"\x1f\x8b": ("gzip", "gzip"), b"BZh": ("bz2", "bzip2"), b"\xfd7zXZ": 
 # Maximum number of sidecars to buffer while no record has been found. Beyond that, sidecars are
 # read as texts.
 HELD = 16
-LOOKED = 200  # maximum files that `make plan` reads per source, all from one tar
+LOOKED = 200  # maximum number of files that `make plan` reads per source, all from one tar
 SIDECAR = ".md, README or licence files next to records"
 
 

@@ -46,7 +46,7 @@ class OtherField(DataError):
 
 
 def alone(error: DataError) -> DataError:
-    """Removes the suggestion to use another text field, which the file's good records rule out."""
+    """Drops the advice to use another text field, because the file's good records rule it out."""
     return (
         DataError(error.what, where=error.where, why=error.why, next=LINE)
         if isinstance(error, OtherField)
@@ -142,8 +142,10 @@ def chat_fields(names: Collection[str]) -> list[str]:
 
 
 def on_conversations(where: str, names: Sequence[str]) -> str:
-    """Suggests training on conversations if records contain them. Includes a jq command if jq can
-    read the file and must rename fields. Returns "" for other records.
+    """Suggests training on conversations if records contain them.
+
+    Includes a jq command if fields must be renamed and jq can read the file. Returns "" for other
+    records.
     """
     pair = next((pair for pair in PAIRS if set(pair) <= set(names)), None)
     if chat_fields(names):

@@ -18,8 +18,8 @@ from .sources import UnitPlan
 
 SMALLEST = 300  # minimum data.vocab_size
 SAMPLE_BYTES = 10 * MEBIBYTE
-# Sampling skips files until this many bytes are due, so that it reads at most SAMPLE_BYTES / GRAIN
-# files.
+# Files are skipped until this many sampled bytes have accumulated, so at most SAMPLE_BYTES / GRAIN
+# files are read.
 GRAIN = MEBIBYTE // 16
 # Longer words are split for training, because merge time grows with the square of the word length.
 LONG_WORD = re.compile(r"(\S{1000}|\s{1000})")

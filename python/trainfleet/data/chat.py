@@ -1,11 +1,11 @@
-"""Conversations: checks their records, renders them with a model's chat template, and encodes the
-result with a mark on every token that the model learns.
+"""Validates conversations, renders them with a model's chat template, and encodes them with a loss
+mask.
 
 A chat template is an untrusted program. It runs in Jinja's sandbox, in a process with a memory
 limit, and for at most SECONDS.
 
-A rendered conversation is a text with marks around the parts to learn, and its token ids are
-signed: ids that are not learned are stored as their complement (~id), which is negative.
+Rendered conversations contain markers around the parts to learn. Encoded ones have signed ids: an
+id that is excluded from the loss is stored as its complement (~id), which is negative.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 JINJA = "chat_template.jinja"
 SECONDS = 5.0  # maximum time to render one conversation
 LARGEST = 2**22  # maximum characters of a rendered conversation
-# Unpaired surrogates, which no valid record contains, around each part to learn
+# Markers around each part to learn: unpaired surrogates, which no valid record contains
 BEGIN, END = "\ud800", "\udfff"
 MARKS = re.compile(f"[{BEGIN}{END}]")
-# Tags around what the assistant says, an extension of transformers to Jinja
+# Jinja tags around the assistant's text, an extension by transformers
 GENERATION, ENDS = (
     re.compile(rf"(\{{%[-+]?\s*){name}(\s*[-+]?%\}})") for name in ("generation", "endgeneration")
 )
-# Templates may print the current date. A dataset must not depend on it, so they get the date that
+# Templates may print the current date. To keep datasets reproducible, they always get the date that
 # Llama 3's template prints by default.
 DATE = datetime(2024, 7, 26, tzinfo=UTC)
 USER, ASSISTANT = "user", "assistant"
@@ -56,18 +56,18 @@ Messages = list[dict[str, Any]]
 
 
 class BadTemplate(DataError):
-    """Raised if a chat template breaks a limit, which no record can cause."""
+    """Raised if rendering exceeds a limit. Unlike a bad record, it is never skipped."""
 
 
 def messages_of(record: Mapping[str, Any], where: str) -> Messages:
-    """Returns the messages of a record. Raises DataError if it is not a conversation."""
+    """Returns a record's messages. Raises DataError if the record is not a conversation."""
     found: Any = record.get("messages")
     if "messages" not in record:
         pair = zip((USER, ASSISTANT), (record["prompt"], record["completion"]), strict=True)
         found = [{"role": role, "content": content} for role, content in pair]
     if not isinstance(found, list) or not all(isinstance(message, dict) for message in found):
         raise bad(f"`messages` is {show(found)}, not a list of messages", where)
-    # Tables have a null wherever a message lacks a field that others have.
+    # In a table, fields that a message lacks are null.
     messages = [{k: v for k, v in message.items() if v is not None} for message in found]
     for number, message in enumerate(messages, 1):
         if what := _fault(number, message):
@@ -78,7 +78,7 @@ def messages_of(record: Mapping[str, Any], where: str) -> Messages:
 
 
 def _fault(number: int, message: Mapping[str, Any]) -> str:
-    """Returns what is wrong with the message at a 1-based position, or ""."""
+    """Returns the error in the message at a 1-based position, or "" if it is valid."""
     role, content = message.get("role"), message.get("content", "")
     if not isinstance(role, str) or not isinstance(content, str):
         return "must have a role and a text as its content"
@@ -96,8 +96,8 @@ def bad(what: str, where: str) -> DataError:
 class ChatTemplate:
     """Chat template, with the special tokens that it may print.
 
-    `rewrites` becomes true once it has rendered a conversation of which only the last answer can be
-    learned.
+    `rewrites` becomes true once the template has changed an earlier answer of a conversation, so
+    that only the last one can be learned.
     """
 
     source: str
@@ -127,23 +127,26 @@ class ChatTemplate:
 
     @property
     def definition(self) -> str:
-        """Content of a tokenizer_config.json from which `read` returns this template."""
+        """Content of a tokenizer_config.json that `read` turns back into this template."""
         return json.dumps(self.tokens | {"chat_template": self.source}, indent=2, sort_keys=True)
 
     def text_of(self, messages: str, where: str) -> str:
-        """Renders a conversation, given as JSON, with marks. Raises DataError if it can't be."""
+        """Renders a JSON conversation with markers.
+
+        Raises DataError if rendering fails, or if all or none of the text would be learned.
+        """
         with self.limited(where):
             text = self.marked(json.loads(messages))
         parts = MARKS.split(text)
         if not "".join(parts[1::2]).strip() or not "".join(parts[::2]).strip():
-            raise bad("is learned wholly or not at all, according to the chat template", where)
+            raise bad("has all or none of its text marked as learned by the chat template", where)
         return text
 
     def marked(self, messages: Messages) -> str:
-        """Renders a conversation, with marks around the parts to learn.
+        """Renders a conversation, with markers around the parts to learn.
 
-        These are the template's `generation` blocks. If it has none, a part is what an answer adds
-        to the text that prompts for it, without the space at its end.
+        These parts are the template's `generation` blocks. If it has none, each answer is learned
+        from the end of its generation prompt, without trailing whitespace.
         """
         text = self.render(messages)
         if len(text) > LARGEST:
@@ -158,20 +161,24 @@ class ChatTemplate:
         if None in spans[:-1]:
             spans, self.rewrites = spans[-1:], True
         if None in spans:
-            raise ValueError("its generation prompt is not how the answer begins")
+            raise ValueError("the answer does not start with the template's generation prompt")
         for begin, end in filter(None, reversed(spans)):
             text = f"{text[:begin]}{BEGIN}{text[begin:end]}{END}{text[end:]}"
         return text
 
     def _span(self, messages: Messages, text: str) -> tuple[int, int] | None:
-        """Returns the bounds of the last message's part in the text of a longer conversation."""
+        """Returns the span of the last message's answer in `text`, which contains the whole
+        conversation.
+
+        Returns None if `messages` do not render to a prefix of `text`.
+        """
         before, after = self.render(messages[:-1], True), self.render(messages)
         begin, end = len(before), len(after.rstrip())
         matches = text.startswith(after) and after.startswith(before)
         return (begin, end) if matches and begin < end else None
 
     def render(self, messages: Messages, prompt: bool = False) -> str:
-        """Renders messages; `prompt` asks for the start of an answer."""
+        """Renders messages. If `prompt`, appends the template's generation prompt."""
         text: str = self.compiled.render(
             messages=messages,
             tools=None,
@@ -183,9 +190,9 @@ class ChatTemplate:
 
     @cached_property
     def compiled(self) -> Any:
-        """The template in an environment that has what transformers' has.
+        """Compiled template, in a sandbox that mirrors the Jinja environment of transformers.
 
-        A `generation` block becomes a call that marks it.
+        `generation` blocks become calls that add the markers.
         """
         from jinja2 import TemplateError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -216,13 +223,13 @@ class ChatTemplate:
         raise DataError(
             "ends an answer without a special token",
             where=self.where,
-            why=f"its last token to learn is {show(encoder.tokenizer.id_to_token(last))}",
+            why=f"its last learned token is {show(encoder.tokenizer.id_to_token(last))}",
             next="set data.tokenizer to a tokenizer that has the template's tokens",
         )
 
     @contextmanager
     def limited(self, where: str) -> Iterator[None]:
-        """Limits the time of a rendering, and converts errors of the template to DataError."""
+        """Limits the rendering time, and converts template errors to DataError."""
 
         def stop(number: int, frame: FrameType | None) -> NoReturn:
             raise TimeoutError(f"rendering takes more than {SECONDS:.0f} s")
@@ -246,7 +253,7 @@ class ChatTemplate:
 
 
 class ChatEncoder:
-    """Encoder for marked texts, which also recognizes special tokens. It returns signed ids."""
+    """Encoder that turns marked texts into signed ids and recognizes special tokens in them."""
 
     name = package = "tokenizers"
 
@@ -265,10 +272,10 @@ class ChatEncoder:
         ids = [np.empty(0, np.int64)]
         for parts, encoding in zip(split, found, strict=True):
             learned = np.repeat(np.arange(len(parts)) % 2, list(map(len, parts)))
-            before = np.concatenate([[0], np.cumsum(learned)])  # learned characters before each one
+            before = np.concatenate([[0], np.cumsum(learned)])  # learned characters so far
             begins, ends = np.array(encoding.offsets, np.int64).reshape(-1, 2).T
             one = np.array(encoding.ids, np.int64)
             known = before[ends] == before[begins]
-            known[:1] = True  # no token comes before the first
+            known[:1] = True  # never learned, because no token precedes it
             ids.append(np.where(known, ~one, one))
         return np.concatenate(ids), np.cumsum(list(map(len, ids)))

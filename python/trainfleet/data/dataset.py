@@ -37,7 +37,7 @@ __all__ = ["Dataset", "Manifest", "find"]
 # Size of a contiguous block in the windowed order, large enough to read from disk or S3 at full
 # throughput
 BLOCK_BYTES = 8 * MEBIBYTE
-REMOTE_WINDOW = 1024  # MiB
+REMOTE_WINDOW = 1024  # default shuffle window for datasets in S3, in MiB
 AHEAD = 4  # number of batches to prefetch
 
 
@@ -131,8 +131,9 @@ class Dataset:
     def learned(
         self, split: str, first: int, count: int, sequence_length: int, seed: int
     ) -> int | None:
-        """Returns the number of targets to learn in samples [first, first + count). None means that
-        it is the same for all samples.
+        """Returns the number of loss targets in samples [first, first + count).
+
+        None means that it is the same for all samples.
         """
         return None
 
@@ -252,13 +253,14 @@ class Dataset:
 
 
 class Conversations(Dataset):
-    """Dataset of conversations. Its samples are packed rows (packing.py). A batch is int64 [count,
-    T, 3]: input, target and the number of the conversation in the row.
+    """Dataset of conversations, with packed rows as samples (packing.py).
+
+    A batch is int64 [count, T, 3]: input, target, and the conversation's index within the row.
     """
 
     @cached_property
     def packs(self) -> Callable[[str, int], list[Pack]]:
-        """Returns the packed rows of each of a split's sources, given the split and T."""
+        """Maps a split and T to the packed rows of each source, with caching."""
         from .packing import read_pack
 
         return cache(

@@ -36,7 +36,7 @@ from ..trust.errors import BackendError, DataError, S3Error
 PART = 2**23
 THREADS = 16  # parallel reads of small objects
 
-RENEW = 10.0  # seconds
+RENEW = 10.0  # seconds between renewals of a claim
 LAPSE = 60.0
 POLL = 1.0
 

@@ -26,7 +26,7 @@ from .sources import MEMORY, SourcePiece, Unit, is_long_text
 # start of a line in a table of literals
 LITERAL = re.compile(r"""\s*[bru]{0,2}['"0-9\\(\[{\])},-]""")
 TABLE = 0.6  # fraction of literal lines above which a file counts as a table
-BATCH_BYTES = 2**20  # bytes; small, because the tokenizer needs most of the memory
+BATCH_BYTES = 2**20  # batch size in bytes; small, because the tokenizer needs most of the memory
 
 
 def read_unit(unit: Unit, text_field: str, skipped: Skipped | None = None) -> Iterator[Document]:
@@ -81,8 +81,9 @@ def _kept(items: Iterable[Item], skipped: Skipped) -> Iterator[Document]:
 def rendered(
     documents: Iterable[Document], template: ChatTemplate, skipped: Skipped
 ) -> Iterator[Document]:
-    """Renders conversations, with marks (chat.py). For a conversation that the template rejects,
-    raises the error or counts the record as skipped.
+    """Renders conversations, with markers around the parts to learn (chat.py).
+
+    If the template rejects a conversation, raises the error or counts the record as skipped.
     """
     for document in documents:
         if not document.where:

@@ -13,7 +13,7 @@ PYTHON, JSON = ".py", ".json"
 TEXT = (".txt", ".md", PYTHON)
 PLAIN, PACKED_TEXT, TAR = "text", "packed text", "tar"  # format names
 TEXTS = (PLAIN, PACKED_TEXT)
-# Folders of installed packages and caches
+# Folders of installed packages and caches, which are skipped
 INSTALLED = ("site-packages", "dist-packages", "__pycache__")
 SIDECAR = re.compile(  # names of sidecars, which describe the records next to them
     r".*\.md|(readme|licen[cs]e|copying|notice|citation|change(log|s))\b.*\.txt|dataset_(infos?|dict)\.json|state\.json",

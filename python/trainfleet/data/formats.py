@@ -44,7 +44,8 @@ from .sources import SourcePiece
 
 # Bytes to search for a blank line before falling back to any line break
 SEEK_BLANK = 2**16
-PACKED_BLOCK = 2**13  # bytes; small, because repetitive text can expand ten thousand times
+# bytes to decompress at a time; small, because repetitive text can expand ten thousand times
+PACKED_BLOCK = 2**13
 LONGEST = sources.LARGEST_TEXT  # maximum bytes per record; longer plain texts are cut
 # Arrow's text types, which may also be the value type of a dictionary
 TEXT_TYPES = ("string", "large_string", "string_view", "null")

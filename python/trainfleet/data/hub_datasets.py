@@ -141,8 +141,9 @@ def _fetched(repository: str, name: str, revision: str | None) -> Path | None:
 
 
 def _size(value: Any, known: dict[int, int]) -> int:
-    """Counts the values in a YAML value, including repetitions by aliases. A recursive value counts
-    as more than MOST.
+    """Counts all values nested in a YAML value, with aliases expanded.
+
+    A recursive value counts as more than MOST.
     """
     if id(value) not in known:
         known[id(value)] = MOST + 1

@@ -50,7 +50,7 @@ def inspect(config: Config, sample: int, full: bool) -> Iterator[str]:
 
 
 def facts(config: Config, sample: int, full: bool) -> dict[str, Any]:
-    """Returns the dataset's facts and one sample, as `make inspect JSON=1` prints them."""
+    """Returns the dataset's metadata and one sample, for `make inspect JSON=1`."""
     dataset = Dataset.open(run_folder.DATA / config.data.name, config.data)
     files = sum(1 for _ in verify(dataset.store, dataset.manifest)) if full else 0
     position, source, row = read_sample(config, dataset, sample)

@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> int:
 
 
 def copy(config: Config, disk: Path) -> Path:
-    """Copies the config's entire dataset and returns the folder of the copy.
+    """Copies the entire dataset and returns the copy's folder.
 
     Raises:
         DataError: the dataset is unfinished or damaged, the disk is too small, or the run reads too

@@ -48,8 +48,8 @@ LISTED = 1000  # maximum bad records listed in a manifest
 # Number of length classes. Class i counts documents with [2^i, 2^(i+1)) tokens, up to the longest
 # length that the format supports.
 LENGTHS = 31
-# Fields of a manifest that identify it besides its shards, that equal those of its preparation, and
-# that are sums over its units
+# Manifest fields that identify a dataset besides its shards, fields copied from the preparation,
+# and fields summed over units
 IDENTIFYING = ("tokenizer_sha256", "end_of_document", "dtype")
 SHARED = (*IDENTIFYING, "settings", "listing", "vocabulary_size")
 SUMMED = ("bytes", "text_bytes", "checked", "skipped")
@@ -245,7 +245,7 @@ def find(data: Data, root: Path = run_folder.DATA) -> Manifest | None:
     manifest = read_manifest(store)
     if manifest is not None and (different := differences(manifest.settings, settings_of(data))):
         raise DataError(
-            f"the dataset `{data.name}` was made with other settings: {'; '.join(different)}",
+            f"the dataset `{data.name}` was built with different settings: {'; '.join(different)}",
             where=store.describe(""),
             next=f"set another data.name, or remake this dataset: {remake(store)}",
         )
@@ -409,7 +409,7 @@ def assemble(
 def _settled(
     preparation: Preparation, done: list[UnitRecord], shards: Iterable[Shard]
 ) -> dict[str, Any]:
-    """Returns a manifest's identity, its settings and the sums over its units."""
+    """Returns a manifest's identity, its preparation's fields, and the sums over its units."""
     known = {key: getattr(preparation, key) for key in SHARED}
     files = [(shard.path, shard.bin_sha256, shard.idx_sha256) for shard in shards]
     identity = _hash({"shards": files, **{key: known[key] for key in IDENTIFYING}})

@@ -164,7 +164,7 @@ def specials_of(tokenizer: Tokenizer) -> Specials:
     for role, names in SPECIALS.items():
         known = [tokenizer.vocabulary[name] for name in names if name in tokenizer.vocabulary]
         if not known:
-            why = f"its vocabulary lacks all of these tokens: {', '.join(names)}"
+            why = f"its vocabulary does not contain any of these tokens: {', '.join(names)}"
             remedy = "set data.tokenizer to one with this token, or to bpe"
             raise DataError(
                 f"has no {role} token, which a masked model needs",

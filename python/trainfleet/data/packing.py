@@ -1,8 +1,8 @@
 """Packs whole conversations into rows of T inputs and their targets.
 
-A row contains one conversation after the other, then padding. One with more than T inputs is cut
-after the last whole answer that fits, or left out if none fits. The rows depend only on the dataset
-and T.
+Each row is a sequence of conversations, followed by padding. A conversation with more than T inputs
+is truncated after the last complete answer that fits, or dropped if none fits. The rows depend only
+on the dataset and T.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Pack(NamedTuple):
     """Rows of one source. Row i contains conversations order[bounds[i]:bounds[i + 1]].
 
     `starts` and `lengths` locate each conversation in the source's tokens. `learned` is the number
-    of targets to learn in each row, and `cut` the number of conversations that were cut.
+    of loss targets per row, and `cut` the number of truncated conversations.
     """
 
     starts: Rows
@@ -49,13 +49,13 @@ def read_pack(store: DatasetStore, tokens: Tokens, room: int) -> Pack:
 
 
 def last_answer(ids: Rows) -> int:
-    """Returns where the last answer ends of which signed ids contain the whole, or 0."""
+    """Returns the end of the last complete answer in signed ids, or 0 if all are incomplete."""
     ends = np.flatnonzero((ids[:-1] >= 0) & (ids[1:] < 0))
     return int(ends[-1]) + 1 if len(ends) else 0
 
 
 def fill(row: Rows, pack: Pack, tokens: Tokens, position: int) -> None:
-    """Writes a row's conversations to `row` [T, 3]: input, target and the conversation's number."""
+    """Writes a row's conversations to `row` [T, 3]: input, target and conversation index."""
     at = 0
     for number, index in enumerate(pack.order[slice(*pack.bounds[position : position + 2])]):
         found = np.empty(pack.lengths[index], np.int64)
@@ -79,7 +79,9 @@ def pack(starts: Rows, lengths: Rows, learned: Rows, room: int) -> Pack:
 
 
 def best_fit(items: list[int], sizes: list[int], room: int) -> list[list[int]]:
-    """Puts each item, in this order, into the row whose free room it fills best, or a new row."""
+    """Assigns each item, in order, to the row with the least free space that fits it, or to a new
+    row.
+    """
     rows: list[list[int]] = []
     free: dict[int, list[int]] = defaultdict(list)  # free room → rows
     spaces = 0  # bit i is set if free[i] is not empty

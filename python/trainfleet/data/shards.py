@@ -70,7 +70,7 @@ class ShardWriter:
         # The process ID keeps the files of concurrent jobs apart.
         self.partial = store.folder / f"{path}.{os.getpid()}.partial"
         self.lengths = [np.empty(0, np.int32)]
-        self.learned = [np.empty(0, np.int32)]  # of conversations
+        self.learned = [np.empty(0, np.int32)]  # learned tokens, for conversations only
         self.begun = 0  # tokens written so far for an unfinished document
         self.min_id, self.max_id = end_of_document, end_of_document
         self.sha256, self.blocks, self.crc, self.filled = hashlib.sha256(), list[int](), 0, 0
@@ -94,8 +94,10 @@ class ShardWriter:
 
     def add(self, ids: Tokenlike, offsets: npt.NDArray[np.int64]) -> int:
         """Appends documents, given as flat ids and offsets, and ends each with an end-of-document
-        id. Signed ids are those of conversations; their last id is not learned. Returns the number
-        of tokens written.
+        id.
+
+        In conversations, which have signed ids, the end-of-document id is not learned. Returns the
+        number of tokens written.
         """
         lengths = np.diff(offsets) + 1
         tokens = np.empty(len(ids) + len(lengths), self.dtype)
@@ -188,13 +190,15 @@ class ShardWriter:
 
 
 def unsigned(ids: Tokenlike) -> npt.NDArray[np.int64]:
-    """Returns the token ids of signed ids."""
+    """Converts signed ids back to token ids."""
     return np.where(ids < 0, ~ids, ids)
 
 
 def read_index(store: DatasetStore, shard: Shard) -> npt.NDArray[np.int64]:
-    """Returns the length of each conversation in a shard, and its number of learned tokens, as [2,
-    documents]. Raises DataError if the index is damaged.
+    """Returns the length and learned-token count of each conversation in a shard, as [2,
+    documents].
+
+    Raises DataError if the index is damaged.
     """
     content = store.read(name := f"{shard.path}.idx") or b""
     if hashlib.sha256(content).hexdigest() != shard.idx_sha256:
@@ -411,7 +415,7 @@ def _check_tokenizer(store: DatasetStore, manifest: Manifest) -> None:
     path = store.folder / FILE
     content = untrusted_input.read_bytes(path, LARGEST) if path.exists() else store.read(FILE)
     if content is None or hashlib.sha256(content).hexdigest() != manifest.tokenizer_sha256:
-        what = "is not the tokenizer that the dataset was made with" if content else "is missing"
+        what = "is not the tokenizer that the dataset was built with" if content else "is missing"
         raise DataError(what, where=store.describe(FILE), next=remake(store))
     for name in (FILE, SETTINGS):
         if not (store.folder / name).exists() and (content := store.read(name)):

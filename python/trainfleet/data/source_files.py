@@ -34,10 +34,10 @@ from .format_table import (
 
 STDLIB = "stdlib"
 LIBRARY = Path(sysconfig.get_path("stdlib"))
-# Source of the first run, and its only file, which scripts/stories.py writes
+# Data source of the first run, and its only file, which scripts/stories.py writes
 STORIES, STORY_FILE = "toy-stories", "toy-stories:.jsonl.gz"
-BUFFER = 2**18  # bytes; with the default of 8 KiB, reading lines takes three times as long
-BESIDE = 1000  # maximum names in a folder to search for a similar one
+BUFFER = 2**18  # in bytes; with the default of 8 KiB, reading lines takes three times as long
+BESIDE = 1000  # maximum number of names in a folder to search for a similar one
 KINDS = 20  # maximum kinds of unread files to list in a warning
 EMPTY = "empty"
 

@@ -33,7 +33,8 @@ from .source_files import (
 )
 
 POINTER = b"version https://git-lfs"
-POINTERS = 100  # small files to check per source; in a clone without Git LFS, all are pointers
+# number of small files to check per source; in a clone without Git LFS, all are pointers
+POINTERS = 100
 # Limit on the private memory of a process that reads sources, in bytes. A record can take 64 MiB,
 # and its parsed JSON ten times as much. An encoder's caches take 200 MB, and a Parquet page can
 # take 1 GiB.
@@ -46,7 +47,8 @@ LARGEST_TEXT = 16 * GRID
 # uses the last part of each text instead.
 FEW = 5
 LISTED = 5  # maximum sources that a note lists
-# Passes over a text up to which they are about as good as new text (arxiv.org/abs/2305.16264)
+# Epochs over a text up to which repeating it works about as well as new text
+# (arxiv.org/abs/2305.16264)
 REPEATS = 4
 PROCESS_MB_PER_SECOND = 45.0  # text throughput per process, as measured in tests/bench/LOG.md
 
@@ -139,8 +141,9 @@ def plan_units(data: Data) -> UnitPlan:
 
 
 def _list_once(sources: Iterable[Source]) -> tuple[dict[int, list[SourceFile]], list[str]]:
-    """Returns the files of each source by its number, and warnings. A file belongs to the first
-    source that contains it.
+    """Returns each source's files by source index, and warnings.
+
+    A file belongs to the first source that contains it.
     """
     listed, unread = dict[int, list[SourceFile]](), list[str]()
     seen, numbers, again = set[str](), dict[str, int](), dict[str, None]()
@@ -174,9 +177,9 @@ def short_names(paths: Sequence[str]) -> list[str]:
 
 
 def epochs(data: Data, tokens: Mapping[int, int], taken: float) -> dict[str, float]:
-    """Returns the number of passes over each source in `taken` training tokens, most passes first.
+    """Returns the epochs over each source when training on `taken` tokens, most epochs first.
 
-    `tokens` contains the training tokens of each source that has any.
+    `tokens` maps each source that has any training tokens to their number.
     """
     shares = dict(enumerate(data.weights)) if data.weights else tokens
     names, total = short_names(titles(data)), sum(shares.values())

@@ -108,7 +108,9 @@ def read_separated(piece: SourcePiece, text_field: str) -> Iterator[Item]:
 def _picking(
     names: list[str], text_field: str, where: str
 ) -> tuple[Callable[..., Document], Callable[[list[str]], object]]:
-    """Returns how to make a document from what a row has for it, and how to pick that."""
+    """Returns a function that builds a document from a value, and one that gets the value from a
+    row.
+    """
     found = columns(names, text_field, where)
     if text_field == CHAT:
         return document_of, lambda row: dict(zip(names, row, strict=False))

@@ -86,8 +86,8 @@ def prepare(data: Data, plan: UnitPlan, store: DatasetStore) -> Preparation:
         return existing
     if existing:
         print(
-            f"starting again in {store.describe('')}: the unfinished dataset there has other "
-            "settings or files",
+            f"starting again in {store.describe('')}: the unfinished dataset there has "
+            "different settings or files",
             flush=True,
         )
         # If the old plan stayed in place, it would mark the new tokenizer as ready.
@@ -202,7 +202,7 @@ def _do_units(
         tokens = sum(shard.tokens for shard in record.shards)
         meter.add(bytes_=record.bytes, documents=record.documents, tokens=tokens, units=1)
     meter.write()
-    print(f"node {share.node}: {len(missing)} of {len(mine)} units to do", flush=True)
+    print(f"node {share.node}: {len(missing)} of {len(mine)} units left", flush=True)
     workers = min(share.workers, len(missing))
     if workers > 1:
         _in_processes(_Task(data, preparation, store, share.node), missing, workers)

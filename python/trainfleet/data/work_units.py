@@ -147,8 +147,8 @@ class UnitWork:
     def _write(
         self, unit: Unit, encoder: TextEncoder, writers: dict[str, ShardWriter], bad: Skipped
     ) -> tuple[int, int, int]:
-        """Writes a unit's tokens. Returns its bytes of text, its documents, and the number of these
-        that were compared with the reference.
+        """Writes a unit's tokens. Returns the text size in bytes, and the numbers of documents and
+        of documents compared with the reference.
         """
         text_bytes = documents = checked = done = 0
         for number, batch in enumerate(in_batches(self._documents(unit, bad))):
@@ -170,7 +170,7 @@ class UnitWork:
         writers: dict[str, ShardWriter],
         seed: int,
     ) -> tuple[int, int, int]:
-        """Writes a batch's tokens. Returns its texts, its tokens and the compared texts."""
+        """Writes a batch's tokens. Returns the numbers of texts, tokens and compared texts."""
         read = tokens = checked = 0
         parts = divide(batch, self.data.validation_fraction, self.preparation.few)
         for split, texts in parts.items():

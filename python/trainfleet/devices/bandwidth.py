@@ -28,7 +28,7 @@ from . import Device, planned
 from .meeting import listen
 
 MARK = "== bandwidth "
-SMALLEST = 1 << 16  # bytes
+SMALLEST = 1 << 16  # initial message size in bytes
 ENOUGH_SECONDS = 0.1  # minimum transfer time for an accurate measurement
 TRIES = 3
 ROUNDS = 4  # number of partners that each node is measured against

@@ -113,8 +113,8 @@ class Device(Protocol):
         seconds.
 
         Call that function only after the device has reached the event. By default it reads the host
-        clock. If the device only records operations, this measures the recording, and only the
-        profiler reports device times.
+        clock. On a device that only records operations, it therefore measures the recording, and
+        only the profiler reports device times.
         """
         moment = time.perf_counter()
         return lambda: moment

@@ -27,9 +27,9 @@ LINGER = 5.0  # maximum wait in seconds
 def listen(meet: str, port: int, nodes: int) -> TCPStore | None:
     """Creates the store of a job whose nodes rendezvous at `meet`:`port`.
 
-    Returns None if torch must listen on all interfaces, which has two possible causes. Behind NAT,
-    no interface of this machine has the address. Debian's /etc/hosts resolves a machine's own name
-    to a loopback address, which other nodes can't reach.
+    Returns None if torch must listen on all interfaces because no interface here has a usable
+    address. Behind NAT, none of this machine's interfaces has the rendezvous address. On Debian,
+    /etc/hosts resolves the machine's own name to a loopback address, which other nodes can't reach.
     """
     for family, kind, protocol, _, place in _places(meet, port):
         if (

@@ -1,7 +1,7 @@
 """Runs one rank of a training job: `python -m trainfleet.engine RUN_FOLDER`, started by torchrun.
 
 The exit code is 0 if training finished or was stopped cleanly, and results.json records which. With
-any other exit code, torchrun would kill ranks that are still shutting down. A failed run has a
+any other exit code, torchrun would kill ranks that are still shutting down. A failed run records a
 `fault` event.
 """
 
@@ -80,7 +80,7 @@ def given(name: str) -> int:
 def train(run: Run, config: Config, world: World, heart: Heart, loaded: float) -> None:
     """Trains until the last step or until all ranks agree to stop.
 
-    `loaded` is the Unix time at which the rank had imported the program.
+    `loaded` is the Unix time at which the rank finished importing the program.
     """
     profile = StepProfiler(run.profile, config.train.profile_steps if world.first else None)
     started = run.read_results().get("started") or loaded
@@ -101,7 +101,7 @@ def train(run: Run, config: Config, world: World, heart: Heart, loaded: float) -
 
 
 def open_vote(run: Run, config: Config, world: World, heart: Heart) -> Vote:
-    """Starts listening for requests to stop: signals, the stop file, spot interruption notices, and
+    """Starts listening for stop requests: signals, the stop file, spot interruption notices, and
     the loss of the launcher.
     """
     # With S3 synchronization, each node has a separate run folder, so one rank per node checks for
@@ -121,9 +121,9 @@ def open_vote(run: Run, config: Config, world: World, heart: Heart) -> Vote:
 
 
 def leave_alone(run: Run, vote: Vote, world: World, seconds: float) -> None:
-    """Makes all ranks save and exit because no launcher is left to detect a hang.
+    """Makes all ranks save and exit, because no launcher is left to detect a hang.
 
-    Each node records an `orphaned` event, unless the vote of another node stops it first.
+    Each node records an `orphaned` event, unless another node's vote stops it first.
     """
     vote.heard = True
     if first_of_node():
@@ -132,7 +132,7 @@ def leave_alone(run: Run, vote: Vote, world: World, seconds: float) -> None:
 
 
 def open_record(run: Run, trainer: Trainer, dataset: Dataset) -> Recorder:
-    """Creates the recorder and writes all metadata known before the first step to results.json."""
+    """Creates the recorder and writes the run's initial metadata to results.json."""
     config, world, watch = trainer.config, trainer.world, trainer.watch
     peak = world.device.peak_flops(trainer.precision) * world.size
     load = flops_per_token(config.model, config.train.sequence_length) / peak
@@ -152,7 +152,7 @@ def open_record(run: Run, trainer: Trainer, dataset: Dataset) -> Recorder:
 
 
 def description(trainer: Trainer, dataset: Dataset) -> dict[str, Any]:
-    """Returns the fields of results.json that stay the same for the whole attempt."""
+    """Returns the results.json fields that stay constant during an attempt."""
     config, world, train = trainer.config, trainer.world, trainer.train
     return {
         "name": config.name,
@@ -193,7 +193,7 @@ def open_loggers(run: Run, config: Config) -> Loggers | None:
 
 
 def greeting(trainer: Trainer) -> str:
-    """Returns the first log line of a rank: its number, device, batch size and start step."""
+    """Returns a rank's first log line: rank, device, batch size and starting step."""
     world, train = trainer.world, trainer.train
     work = (
         f"{trainer.batches.per_step} micro-batches of {train.micro_batch_size} x "
@@ -204,7 +204,7 @@ def greeting(trainer: Trainer) -> str:
 
 
 def formula(trainer: Trainer) -> str:
-    """Returns an explanation of how MFU is computed, with this run's peak FLOP/s."""
+    """Describes how MFU is computed, with this run's peak FLOP/s."""
     peak = (
         f"{trainer.world.size} x "
         f"{trainer.world.device.peak_flops(trainer.precision) / 1e12:,.4g} TFLOP/s per rank"
@@ -216,7 +216,7 @@ def formula(trainer: Trainer) -> str:
 
 
 def products(trainer: Trainer) -> str:
-    """Returns the name of the matmul dtype, which may be TF32 for fp32."""
+    """Returns the name of the matmul dtype. For fp32, this may be TF32."""
     return (
         trainer.device.single
         if trainer.precision == torch.float32
@@ -238,8 +238,7 @@ def conclude(run: Run, trainer: Trainer, recorder: Recorder, dataset: Dataset, s
     )
     sample = {"sample": write_sample(run, trainer, dataset)} if writes else {}
     recorder.close(status)
-    # If the device only traced its programs, they must still be compiled, so the status stays
-    # "running".
+    # A tracing-only device has yet to compile its programs, so the status stays "running".
     recorder.update(status=status if executes else "running", **sample)
     run.record(status, step=step)
     run.stop.unlink(missing_ok=True)
@@ -263,13 +262,13 @@ def write_sample(run: Run, trainer: Trainer, dataset: Dataset) -> dict[str, str]
 
 
 def record_fault(run: Run, error: Exception, attempt: fence.Attempt) -> None:
-    """Records a `fault` event with the rank and the error, and prints an error of ours once.
+    """Records a `fault` event with the rank and the error.
 
-    For an unexpected exception, the event includes the end of the traceback. If the disk is full,
-    the error appears only in the log.
+    A TrainfleetError is also printed, once across all ranks. For any other exception, the event
+    includes the end of the traceback. If the disk is full, the error appears only in the log.
 
-    Records nothing if a newer attempt has started, because this attempt's ranks then fail only as a
-    result of other ranks exiting, or are fenced.
+    Records nothing if this rank was fenced or a newer attempt has started, because the error is
+    then only a consequence of other ranks exiting.
     """
     if isinstance(error, TrainfleetError):
         lines, message, why, remedy = list[str](), error.head, error.why, error.next

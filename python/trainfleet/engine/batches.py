@@ -32,8 +32,8 @@ class MicroBatch(NamedTuple):
     `documents` is int32 [B, T], the index of each token's document in its sequence, or None if
     attention crosses document boundaries.
 
-    `learned` is the number of targets to learn in the global batch, divided by the number of
-    data-parallel ranks. None means that each sequence has the same number.
+    `learned` is the global batch's number of loss targets, divided by the number of data-parallel
+    ranks. None means that all sequences have the same number.
     """
 
     inputs: Tensor
@@ -42,12 +42,12 @@ class MicroBatch(NamedTuple):
     learned: float | None = None
 
     def averaged(self, passes: int, parts: int = 1) -> tuple[str, float]:
-        """Returns the reduction of this batch's loss, and the divisor that makes it this rank's
-        term of the global mean over the targets to learn.
+        """Returns the loss reduction for this batch, and the divisor that turns the loss into this
+        rank's term of the global mean.
 
         Args:
-            passes: This rank's micro-batches per step.
-            parts: Ranks over which each sequence is split.
+            passes: Number of micro-batches per rank and step.
+            parts: Number of ranks that share each sequence.
         """
         return ("mean", passes) if self.learned is None else ("sum", self.learned / parts)
 
@@ -103,7 +103,7 @@ def filled(batches: Iterable[MicroBatch], passes: int, blank: MicroBatch) -> Ite
 
 
 def open_dataset(config: Config) -> Dataset:
-    """Opens the config's dataset, and checks that the model has its vocabulary."""
+    """Opens the configured dataset and checks that the model's embedding covers its token ids."""
     dataset = Dataset.open(run_folder.DATA / config.data.name, config.data)
     dataset.check_vocabulary(config.model.vocab_size)
     return dataset
@@ -137,7 +137,7 @@ class Batches:
         self.end = separator(samples, config.train)
         self.count = config.train.global_batch_size // ranks
         self.ranks = ranks
-        # micro-batches per step; the planner has checked that both divisions leave no remainder
+        # micro-batches per step; the planner ensures that both divisions are exact
         self.per_step = self.count // config.train.micro_batch_size
         self.offset = rank * self.count
         self.reader = ThreadPoolExecutor(1, thread_name_prefix="batches")
@@ -151,7 +151,7 @@ class Batches:
         train, size = self.train, self.train.micro_batch_size
         first, count = (step - 1) * train.global_batch_size, train.global_batch_size
         tokens = self._take(step)
-        # Each rank knows the whole batch's number of targets, so no collective is needed.
+        # Each rank knows the global batch's target count, so no collective is needed.
         learned = self.samples.learned("train", first, count, train.sequence_length, train.seed)
         share = None if learned is None else learned / self.ranks
         for index in range(self.per_step):
@@ -173,10 +173,10 @@ class Batches:
 def validation(
     samples: Samples, config: Config, rank: int, ranks: int, device: Device, part: str = VALIDATION
 ) -> Iterator[MicroBatch]:
-    """Yields this rank's share of the sequences that validate a split.
+    """Yields this rank's share of a split's validation sequences.
 
-    The sequences are the same for every validation and any number of ranks. The batches of a part
-    of the split are padded, so that they have the compiled shape.
+    The sequences are the same in every validation and for any number of ranks. The last batch of a
+    mixture's source is padded to the compiled shape.
     """
     train, end = config.train, separator(samples, config.train)
     count = validation_count(samples, config, part)
@@ -192,8 +192,9 @@ def validation(
 
 
 def validation_count(samples: Samples, config: Config, split: str = VALIDATION) -> int:
-    """Returns the number of sequences per validation of a split. The parts of the validation split
-    share `train.validation_sequences`.
+    """Returns the number of sequences to use when validating a split.
+
+    A mixture's sources share `train.validation_sequences` equally.
     """
     train = config.train
     most = train.validation_sequences // (
@@ -212,9 +213,9 @@ def separator(samples: Samples, train: Train) -> int | None:
 def split(tokens: Tensor, end: int | None = None) -> MicroBatch:
     """Splits tokens [count, T + 1] into inputs and targets, shifted by one token.
 
-    For a masked model, the tokens are [count, T, 2 or 3]: token, target and optionally segment. If
-    `end` (the end-of-document token) is given, the batch also contains document indices, which the
-    third value is for conversations.
+    Masked models and conversations instead provide [count, T, 2 or 3]: token, target, and
+    optionally a segment or document index. The batch contains document indices only if `end`, the
+    end-of-document token, is given.
     """
     if tokens.ndim == 2:
         return MicroBatch(

@@ -150,7 +150,7 @@ def write(
 
 
 def chat_of(dataset: Dataset) -> tuple[Json, Json]:
-    """Returns what conversations add to tokenizer_config.json and config.json."""
+    """Returns the chat-related entries of tokenizer_config.json and config.json."""
     if not dataset.manifest.settings.conversations:
         return {}, {}
     template = ChatTemplate.read(dataset.folder)

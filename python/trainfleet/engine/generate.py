@@ -50,10 +50,10 @@ def continuation(
     stop_at: Collection[int],
     top_p: float = 1.0,
 ) -> Iterator[int]:
-    """Yields generated tokens until the model writes one of `stop_at` or the context is full.
+    """Yields generated tokens until the model emits one of `stop_at` or the context is full.
 
-    A prompt that fills the context is truncated to its last tokens, half the context length.
-    Temperature 0 means greedy decoding.
+    If the prompt fills the context, only its last half is kept. Temperature 0 means greedy
+    decoding.
     """
     limit = model.shape.max_position_embeddings
     prompt = prompt if len(prompt) < limit else prompt[-(limit // 2) :]
@@ -101,11 +101,10 @@ def makes_no_numbers(run: Run) -> RunError:
 
 
 def write_sample(model: Network, dataset: Dataset, seed: int) -> dict[str, str]:
-    """Continues a piece of validation text, or answers a question from it, and returns the `prompt`
-    and the continuation as `text`.
+    """Generates a continuation of some validation text, or an answer to a question in it.
 
-    Without validation text, the prompt is the end-of-document token, so the sample starts a new
-    document.
+    Returns it as `text`, along with the `prompt`. Without validation text, the prompt is the
+    end-of-document token, so the sample starts a new document.
     """
     assert isinstance(model, Llama | GPT2)
     tokenizer = load_tokenizer(dataset.folder)
@@ -142,9 +141,7 @@ def unseen_text(dataset: Dataset) -> list[int]:
 
 
 def stops_of(dataset: Dataset) -> set[int]:
-    """Returns the tokens that end a text: the end of a document and, in conversations, of an
-    answer.
-    """
+    """Returns the stop tokens: end of document and, for conversations, end of answer."""
     ends = {dataset.end_of_document}
     if dataset.manifest.settings.conversations:
         encoder = ChatEncoder(load_tokenizer(dataset.folder).definition)
@@ -164,14 +161,14 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--temperature", type=float, default=TEMPERATURE)
     parser.add_argument("--top-k", type=int, default=TOP_K)
     parser.add_argument("--top-p", type=float, default=1.0)
-    parser.add_argument("--seed", type=int, default=None, help="the same seed writes the same text")
+    parser.add_argument("--seed", type=int, default=None, help="the same seed gives the same text")
     options = parser.parse_args(arguments)
     code = 0
     try:
         for text in (talk if options.chat else stream)(options):
             show_at_once(text)
     except KeyboardInterrupt:
-        code = 0 if options.chat else 130  # as in shells
+        code = 0 if options.chat else 130  # as shells report SIGINT
     print()
     return code
 
@@ -212,13 +209,13 @@ def talk(options: argparse.Namespace) -> Iterator[str]:
 
 
 def asking(template: ChatTemplate, encoder: ChatEncoder, messages: Messages) -> list[int]:
-    """Returns the tokens of messages, with the start of an answer."""
+    """Tokenizes messages, followed by the start of an answer."""
     ids, _ = encoder.encode([template.render(messages, True)])
     return [int(id_) for id_ in unsigned(ids)]
 
 
 def answers(model: Network, dataset: Dataset, prompts: Iterable[str]) -> Iterator[str]:
-    """Yields the text with which the model most likely continues, or answers, each prompt."""
+    """Yields the model's most likely continuation of each prompt, or answer to it."""
     assert isinstance(model, Llama | GPT2)
     tokenizer, stops = load_tokenizer(dataset.folder), stops_of(dataset)
     for prompt in prompts:
@@ -243,7 +240,7 @@ def typed() -> Iterator[str]:
 
 
 class Writer:
-    """A run's newest model, which continues token ids as the options say.
+    """Text generator with a run's newest model and the given sampling options.
 
     Raises:
         RunError: the run has no checkpoint, or its model can't generate text.
@@ -269,7 +266,7 @@ class Writer:
             self.generator.manual_seed(options.seed)
 
     def after(self, ids: list[int]) -> Iterator[str]:
-        """Yields the text that continues the ids, piece by piece."""
+        """Yields the generated continuation of `ids`, piece by piece."""
         made = continuation(
             self.model,
             ids,
@@ -296,7 +293,7 @@ def encode(tokenizer: Tokenizer, text: str) -> list[int]:
 def load(run: Run, device: torch.device | None = None) -> tuple[Network, Dataset]:
     """Loads a run's newest checkpoint onto `device`, and returns the model with its dataset.
 
-    Defaults to the fastest device on this machine.
+    `device` defaults to the fastest one on this machine.
 
     Raises:
         RunError: the run has no checkpoint yet.

@@ -81,7 +81,7 @@ class AdamW(torch.optim.Optimizer):
             parameter.sub_(change * (keep * group["lr"]))
 
     def together(self, group: Group) -> Iterable[list[Tensor]]:
-        """Yields lists of parameters that have gradients, each to be updated as one batch."""
+        """Yields lists of parameters that have gradients. Each list is updated as one batch."""
         return ([parameter] for parameter in group["params"] if parameter.grad is not None)
 
     def changes(self, parameters: list[Tensor], group: Group, keep: Any) -> Iterable[Tensor]:
@@ -243,10 +243,7 @@ def orthogonal(matrices: Tensor, format_: torch.dtype = torch.float32) -> Tensor
 
 
 def placed(matrix: Tensor, like: Tensor) -> Tensor:
-    """Shards a tensor that every rank holds in full into the layout of `like`.
-
-    Requires no communication.
-    """
+    """Shards a fully replicated tensor into the layout of `like`, without communication."""
     if not isinstance(like, DTensor):
         return matrix
     (rows, columns), (row, column) = part_of(like)

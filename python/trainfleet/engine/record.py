@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 # fields of a metrics line that account for elapsed time
 SPAN = ("time", "span", "in_validate", "in_checkpoint", "in_compile")
-SOURCES = 100  # maximum sources in results.json
+SOURCES = 100  # maximum number of data sources in results.json
 # Minimum interval between writes of results.json, in seconds. Each write waits for the disk.
 RESULTS_EVERY = 5.0
 
@@ -69,7 +69,7 @@ class Recorder:
         self.spent: dict[str, float] = run.read_results().get("seconds") or {}
         self.board: SummaryWriter | None = None
         self.updated = 0.0
-        # queued writes, retried once the full disk has space again
+        # writes that are queued until the full disk has space again
         self.owed: list[Callable[[], None]] = []
         self.complained = False
         write_atomic(run.metrics, "".join(json.dumps(line) + "\n" for line in self.lines))
@@ -117,7 +117,7 @@ class Recorder:
             self._try(self.update)
 
     def sampled(self, prompt: str, text: str) -> None:
-        """Records a text of the model as an event."""
+        """Records a generated text sample as an event."""
         self._record("sampled", step=self.progress.step, prompt=prompt, text=text)
 
     def _span(self, first: bool) -> dict[str, float]:
@@ -266,9 +266,7 @@ class Recorder:
 
 
 def dataset_facts(config: Config, dataset: Dataset) -> Record:
-    """Returns what results.json says about the data, with the epochs that the run will make of
-    each source of a mixture.
-    """
+    """Returns the data fields of results.json, including the epochs over each mixture source."""
     manifest, train = dataset.manifest, config.train
     passes = epochs(config.data, manifest.source_tokens, config.step_tokens * train.steps)
     facts: Record = {

@@ -34,8 +34,9 @@ COLLECTIVE = re.compile(
     r"gloo:|nccl|c10d::|_c10d_functional|all_?reduce|all_?gather|reduce_?scatter|broadcast|ProcessGroup",
     re.I,
 )
-# Operations that a profile sums up for the next plan, by the names of torch's operations on a host
-# and of the kernels of cuBLAS, CUTLASS, cuDNN and FlashAttention. The first match counts.
+# Kinds of operations to total in a profile, for use by later plans. Patterns match torch's op names
+# on the host, and the kernel names of cuBLAS, CUTLASS, cuDNN and FlashAttention. The first match
+# wins.
 KINDS = {
     "attention": re.compile(r"flash|fmha|sdpa|attention", re.I),
     "products": re.compile(r"gemm|cutlass|nvjet|xmma|mkldnn_linear|aten::(add|badd)?b?mm", re.I),
@@ -362,7 +363,7 @@ def _communication(work: list[Any], kernels: bool) -> dict[str, float]:
 
 
 def _kinds(events: list[Any], work: list[Any], kernels: bool) -> dict[str, float]:
-    """Returns the seconds of each of KINDS outside of optimizer updates."""
+    """Returns the seconds spent on each of KINDS, excluding optimizer updates."""
     updates = [event for event in events if event.name == "optimizer"]
     there = [event for event in updates if event.device_type != DeviceType.CPU]
     spans = [_span(event) for event in (kernels and there) or updates]
@@ -394,7 +395,7 @@ def _span(event: Any) -> Span:
 
 
 def _spent(event: Any, kernels: bool) -> float:
-    """Returns an operation's own microseconds."""
+    """Returns an operation's self time in microseconds."""
     return length([_span(event)]) if kernels else float(event.self_cpu_time_total)
 
 

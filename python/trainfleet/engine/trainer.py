@@ -60,7 +60,7 @@ class Trainer:
         torch.manual_seed(self.train.seed + world.rank)
         self.parts = arrange(config, world)
         self.parts.listen(watch)
-        # last, because it also restores the random number generators
+        # must come last, because it also restores the random number generators
         self.progress = checkpoints.resume(self.parts)
         self.batches = Batches(samples, config, self.parts.data, self.parts.ways, self.device)
         self.scale = (
@@ -112,9 +112,10 @@ class Trainer:
         self.progress.advance(self.train)
 
     def validate(self) -> dict[str, float]:
-        """Returns the mean validation loss, and that of each source of a mixture, by metric name.
+        """Returns the mean validation loss, overall and per source of a mixture, by metric name.
 
-        A split without a whole sequence has none. The losses do not depend on the number of ranks.
+        Omits splits that are shorter than one sequence. The losses do not depend on the number of
+        ranks.
         """
         found, rank, ranks = {}, self.parts.data, self.parts.ways
         samples, train = self.samples, self.train
@@ -133,7 +134,8 @@ class Trainer:
         return found
 
     def log(self, recorder: Recorder | None, valid: Record) -> None:
-        """Logs a step's metrics. `valid` contains the validation losses, if it was validated.
+        """Logs a step's metrics. `valid` contains the validation losses, or is empty if validation
+        was not due.
 
         The host waits for the device only here and at checkpoints.
         """
@@ -149,7 +151,7 @@ class Trainer:
             self.sample(recorder)
 
     def sample(self, recorder: Recorder) -> None:
-        """Records how the model continues `train.sample_prompts`."""
+        """Records the model's continuations of `train.sample_prompts`."""
         model, prompts = self.parts.whole, self.train.sample_prompts
         assert model, "config/cross_checks.py requires whole models"
         model.eval()

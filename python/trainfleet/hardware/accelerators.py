@@ -1,9 +1,9 @@
-"""Lists the accelerators that the planner supports, from accelerators.json with a source for each,
-and finds them by common names.
+"""Table of the accelerators that the planner supports, with lookup by common product names.
 
-Peaks are dense (without sparsity), with fp32 accumulation as in training. Memory is torch's
-`total_memory`, which is less than in the product name because error correction and the driver use
-some. hardware/node_types.py lists the machines with these accelerators.
+accelerators.json contains the data, with a source for each accelerator. Peaks are dense (without
+sparsity), with fp32 accumulation as in training. Memory is torch's `total_memory`, which is less
+than the product name says because error correction and the driver reserve some.
+hardware/node_types.py lists the machines with these accelerators.
 """
 
 from __future__ import annotations
@@ -19,37 +19,39 @@ from ..trust.validation import fit_row
 
 @dataclass(frozen=True)
 class Accelerator:
-    """A device as one rank sees it: memory in GiB, dense peaks in FLOP/s, and links to other
-    devices in the node.
+    """Accelerator as one rank sees it: memory in GiB, dense peaks in FLOP/s, and links within the
+    node.
 
     `bf16` or `fp8` may be None, if the device lacks the instructions or trainfleet does not use
-    them. `fp32` is the peak of fp32 products in the engine, which use TensorFloat-32 if available
-    (devices/cuda.py). `links` is empty if devices communicate over PCIe. `neighbours` is the rate
-    in bytes/s at which a rank sends to other devices; `bandwidth` is the memory bandwidth in
-    bytes/s. Over PCIe, it is 16 GB/s: what NCCL assumes between two sockets of AMD's Zen 2, and
-    half of PCIe 4, because without peer-to-peer each byte passes through host memory (topo.h).
+    them. `fp32` is the peak of the engine's fp32 matmuls, which use TF32 if available
+    (devices/cuda.py). `bandwidth` is the memory bandwidth in bytes/s. `links` describes the
+    interconnect, and is "" if devices communicate over PCIe. `neighbours` is the rate in bytes/s at
+    which a rank sends to other devices. It defaults to 16 GB/s for PCIe, which is NCCL's value
+    between two AMD Zen 2 sockets (topo.h). It is also half of PCIe 4, because without peer-to-peer
+    each byte passes through host memory.
 
-    `efficiency` is the fraction of the peak that large products reach in training. `attention` is
-    the fraction of that for attention. If `fitted`, both are fitted to published results
-    (tests/bench/fit_planner.py). Otherwise they come from a similar device. B200's come only from
-    Megatron's results, and torch's own differ (tests/bench/LOG.md).
+    `efficiency` is the fraction of the peak that large matmuls reach in training. `attention` is
+    the efficiency of attention relative to that. If `fitted`, both are fitted to published results
+    (tests/bench/fit_planner.py). Otherwise, they are derived from a similar device. B200's are
+    fitted only to Megatron's results, and torch's results differ (tests/bench/LOG.md).
 
-    B300: B200's plus 6 % for 1,100 W instead of 1,000, the gain of H100 from 500 to 700 W. Its
-    attention is 13 % higher for 10.7e12 exponentials per second instead of 5e12 (NVIDIA's figures);
-    a score needs two exponentials and 1,800 FLOPs, forward and backward. GB200: B200's plus 12 %
-    for 1,200 W instead of 1,000, based on the same H100 runs. V100: six runs of 52B in fp16
-    (tests/bench/LOG.md). Cards of 300 to 400 W: reduced like H100 at 500 W relative to 700 W (0.56,
-    fitted). T4 of 70 W: reduced further, because its clocks drop under load (Jia et al. 2019,
-    arXiv:1903.07486, 5). A logical NeuronCore-v3 is two physical cores.
+    B300 is B200 plus 6 % for 1,100 W instead of 1,000 W, based on H100's gain from 500 to 700 W.
+    Its attention is 13 % faster, because it computes 10.7e12 exponentials per second instead of
+    5e12 (NVIDIA's numbers). Each attention score needs two exponentials and 1,800 FLOPs, forward
+    and backward. GB200 is B200 plus 12 % for 1,200 W instead of 1,000 W, based on the same H100
+    runs. V100 is based on six runs of a 52B model in fp16 (tests/bench/LOG.md). Devices of 300 to
+    400 W are scaled down like H100 at 500 W relative to 700 W (0.56, fitted). The 70 W T4 is scaled
+    down further, because its clocks drop under load (Jia et al. 2019, arXiv:1903.07486, section 5).
+    A logical NeuronCore-v3 consists of two physical cores.
 
-    `side` is the number of ranks along a side of the 4 x 4 torus of chips (AWS Neuron, Trn1 and
-    Trn2 Architecture). It is 0 without a torus. `domain` is the number of devices that the links
-    connect, or 0 if they connect only the devices of a node.
+    `side` is the number of ranks along a side of the 4 x 4 chip torus (AWS Neuron, Trn1 and Trn2
+    Architecture), or 0 without a torus. `domain` is the number of devices that the links connect,
+    or 0 if they connect only the devices in a node.
 
-    For machines outside EC2, `per_node` is the usual number of devices per node. `rail` is the
-    usual network rate per device in Gbit/s, or 0 if unknown. `platform` is the only platform that
-    supports the device, if not the newest of its kind. `arm` marks devices with an ARM host CPU.
-    The last word of `name` is the memory size, as vendors write it.
+    For machines outside EC2, `per_node` is the typical number of devices per node, and `rail` the
+    typical network rate per device in Gbit/s, or 0 if unknown. `platform` is the only platform that
+    supports the device, or "" if that is the newest of its kind. `arm` marks devices with an Arm
+    host CPU. The last word of `name` is the memory size, as vendors write it.
     """
 
     name: str
@@ -75,28 +77,29 @@ class Accelerator:
 
     @property
     def half(self) -> str:
-        """The best two-byte format for matrix products, or fp32 if the device supports none."""
+        """Best two-byte matmul dtype, or fp32 if the device supports none."""
         return "bf16" if self.bf16 else "fp16" if self.fp16 else "fp32"
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The words of its name without the memory size, for example rtx, 6000, ada."""
+        """Words of the name without the memory size, such as rtx, 6000, ada."""
         return tuple(self.name.lower().split("-")[:-1])
 
     @property
     def label(self) -> str:
-        """Its name in fleet.accelerator.name, for example rtx-6000-ada."""
+        """Value of fleet.accelerator.name, such as rtx-6000-ada."""
         return "-".join(self.words)
 
     @property
     def size(self) -> int:
-        """Memory size in GB from its name, or 0 if the name has no size."""
+        """Memory size in GB from the name, or 0 if the name has no size."""
         match = re.fullmatch(r"([0-9]+)GB", self.name.rpartition("-")[2])
         return int(match[1]) if match else 0
 
     def peak(self, format_: str) -> float:
-        """Returns the peak in FLOP/s of products in fp8, bf16, fp16 or fp32. Falls back to fp32 if
-        the device does not support the format.
+        """Returns the peak matmul FLOP/s in fp8, bf16, fp16 or fp32.
+
+        Falls back to fp32 if the device does not support the dtype.
         """
         return {"fp8": self.fp8, "bf16": self.bf16, "fp16": self.fp16 or self.bf16}.get(
             format_
@@ -124,7 +127,7 @@ ACCELERATORS = tuple(_rows())
 BY_NAME = {row.name: row for row in ACCELERATORS}
 NVIDIA = tuple(row for row in ACCELERATORS if row.kind == "cuda")
 NAMES = tuple(dict.fromkeys(row.label for row in NVIDIA))  # values of fleet.accelerator.name
-# Neuron devices by the driver's name: the core as ranks see it, and the number of cores per device.
+# Neuron devices by driver name: the core that a rank uses, and the number of cores per device.
 CHIPS = {"trn1": (BY_NAME["NeuronCore-v2"], 2), "trn2": (BY_NAME["NeuronCore-v3 x2"], 4)}
 # Words that drivers, Slurm and users add to a product name. Any other word, such as Laptop or Ti,
 # makes it a different product.
@@ -133,7 +136,7 @@ AROUND = re.compile(
 )
 GRACE = {"480gb", "144g"}  # CPU memory of Grace Hopper, which is part of the GPU's name
 
-# Devices that no platform here supports: a pattern for the start of the name, and the reason.
+# Devices that no platform supports: a pattern for the start of the name, and the reason
 UNSUPPORTED = (
     (
         r"amd|radeon|instinct|rx\b|mi[0-9]{2,3}[a-z]?\b",
@@ -163,11 +166,12 @@ UNSUPPORTED = (
 
 
 def find_accelerator(name: str, memory_bytes: float | None = None) -> Accelerator | None:
-    """Finds an accelerator by the name that its driver, Slurm or a user gives it, such as `NVIDIA
-    H200`, `a100_80gb` or `rtx4090`. Returns None if it is unknown.
+    """Finds an accelerator by the name that a driver, Slurm or a user gives it.
 
-    If several match, returns the one nearest in memory. If the memory is unknown, returns the one
-    with the size in the name (`A100-SXM4-80GB`), or else the smallest.
+    Examples are `NVIDIA H200`, `a100_80gb` and `rtx4090`. Returns None if the name is unknown. If
+    several accelerators match, returns the one with the closest memory size. Without
+    `memory_bytes`, returns the one with the size in the name (`A100-SXM4-80GB`), or else the
+    smallest.
     """
     words = _words(name)
     rows = [
@@ -202,14 +206,12 @@ def _is_only(rest: set[str], row: Accelerator) -> bool:
 
 
 def _size(word: str) -> int:
-    """Returns the GB in a word such as 80gb, 80g or 80, otherwise 0."""
+    """Returns the size in GB from a word such as 80gb, 80g or 80, otherwise 0."""
     match = re.fullmatch(r"([0-9]{2,3})(gb|g|gib)?", word)
     return int(match[1]) if match else 0
 
 
 def unsupported(name: str) -> str:
-    """Returns the reason why no rank can run on a device of that name, or "" if there is no known
-    reason.
-    """
+    """Returns why no rank can run on the named device, or "" if there is no known reason."""
     words = " ".join(re.sub(r"[^a-z0-9]+", " ", name[:200].lower()).split())
     return next((why for begins, why in UNSUPPORTED if re.match(begins, words)), "")

@@ -1,9 +1,9 @@
-"""Measures how fast this machine's CPUs compute matrix products, in about a second
-(devices/cpu.py).
+"""Measured matmul throughput of this machine's CPUs.
 
-The result determines the number format of `train.precision: auto`, the ranks per node and the peak
-for MFU. It is cached in the Python environment, for this CPU model, torch version and number of
-cores. The measurement runs in a separate process, because it needs torch.
+It determines the dtype of `train.precision: auto`, the number of ranks per node, and the peak
+FLOP/s for MFU. The measurement (devices/cpu.py) takes about a second, in a separate process because
+it needs torch. The result is cached in the Python environment for this CPU model, torch version and
+core count.
 """
 
 from __future__ import annotations
@@ -28,25 +28,28 @@ from ..trust.untrusted_input import KIBIBYTE, parse_json, read_json, shortened
 from ..trust.validation import Count, Name, Range, fit
 from . import node_types
 
-# Environment variable with the path of a result to use instead, from any machine.
+# Environment variable with the path of a result to use instead, which may be from another machine.
 FILE = "TRAINFLEET_TRIAL"
 PROGRAM = "trainfleet.devices"
 LONGEST = 120.0  # timeout in seconds, long enough for a busy machine
 WORTH = 1.1  # minimum speedup for using oneDNN
-HALF_PAYS = 1.25  # minimum speedup for using bf16, because casting costs time
-# Minimum speedup for one rank per core, because ranks exchange gradients and each has an optimizer.
+HALF_PAYS = 1.25  # minimum speedup for using bf16, because casts take time
+# Minimum speedup for using one rank per core, because ranks exchange gradients and each runs an
+# optimizer.
 APART_PAYS = 1.25
 Rate = Annotated[float, Range(0, 1e18)]
 
 
 @dataclass(frozen=True)
 class CpuSpeed:
-    """Measured FLOP/s of matrix products like those in training, one forward and two backward.
+    """Measured FLOP/s of training matmuls, one forward and two backward.
 
-    Per core: `fp32` uses torch's default library. `onednn` uses oneDNN, and is 0 if its results are
-    not exact fp32. `bf16` is the speed in that format. For all cores, in the fastest format and
-    library: `together` uses one process, `apart` uses one process per core. Both are 0 if the
-    machine was too busy to measure them.
+    The first three are per core: `fp32` with torch's default library, `onednn` with oneDNN, and
+    `bf16` in that dtype. `onednn` is 0 if its results lack fp32 accuracy.
+
+    The other two are totals of all cores, with the fastest dtype and library: `together` with one
+    process, and `apart` with one process per core. Both are 0 if the machine was too busy to
+    measure.
     """
 
     cpu: Name
@@ -60,12 +63,12 @@ class CpuSpeed:
 
     @property
     def by_onednn(self) -> bool:
-        """Returns whether to use oneDNN for fp32 products."""
+        """Returns whether to use oneDNN for fp32 matmuls."""
         return self.onednn > WORTH * self.fp32
 
     @property
     def half(self) -> bool:
-        """Returns whether bf16 is the faster format."""
+        """Returns whether bf16 is enough faster than fp32 to be worth its casts."""
         return self.bf16 > HALF_PAYS * self.rate("fp32")
 
     @property
@@ -74,11 +77,11 @@ class CpuSpeed:
         return self.apart > APART_PAYS * self.together
 
     def rate(self, format_: str) -> float:
-        """Returns the FLOP/s of a core for products in that format."""
+        """Returns a core's matmul FLOP/s in a dtype."""
         return self.bf16 if format_ == "bf16" else max(self.fp32, self.onednn * self.by_onednn)
 
     def formats(self) -> str:
-        """Explains the choice of the number format by the measurements."""
+        """Explains the dtype choice by quoting the measurements."""
         library = f" with oneDNN ({_giga(self.fp32)} without)" if self.by_onednn else ""
         return (
             f"matrix products on one core: {_giga(self.bf16)} GFLOP/s in bf16, "
@@ -86,7 +89,7 @@ class CpuSpeed:
         )
 
     def processes(self) -> str:
-        """Explains the choice between one process and one process per core by the measurements."""
+        """Explains the choice of one process, or one per core, by quoting the measurements."""
         if not self.together:
             return "one process for all cores: the machine was too busy to measure one per core"
         return (
@@ -96,7 +99,7 @@ class CpuSpeed:
 
 
 def of_this_machine() -> CpuSpeed:
-    """Returns the speed from FILE or the cache; otherwise measures and caches it.
+    """Returns the speed from FILE or the cache, or measures and caches it.
 
     Raises:
         RunError: the measurement failed.
@@ -116,7 +119,7 @@ def _taken(named: str) -> CpuSpeed:
 
 
 def measure() -> CpuSpeed:
-    """Measures the speed now. Raises like `of_this_machine`."""
+    """Measures the speed, bypassing the cache. Raises RunError if the measurement fails."""
     words, path = (
         [sys.executable, "-m", PROGRAM],
         os.pathsep.join(filter(None, (str(CODE), os.environ.get("PYTHONPATH")))),
@@ -152,7 +155,7 @@ def save(speed: CpuSpeed) -> None:
 
 
 def here() -> tuple[str, str, int]:
-    """Returns the identity of this machine for the cache: CPU, torch version, cores."""
+    """Returns this machine's cache key: CPU, torch version and core count."""
     from importlib.metadata import version  # the import takes 14 ms
 
     return cpu(), version("torch"), node_types.local_cores()
@@ -163,8 +166,9 @@ def identity(speed: CpuSpeed) -> tuple[str, str, int]:
 
 
 def cpu() -> str:
-    """Returns the identity of this CPU: its name, and a digest of model and instructions because
-    different CPUs can share a name.
+    """Identifies this CPU by its name and a digest of model and instructions.
+
+    The digest is needed because different CPUs can share a name.
     """
     try:
         first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]

@@ -1,6 +1,7 @@
-"""Describes node types and this machine. hardware/accelerators.py describes their accelerators.
+"""EC2 instance types, machine types that users own, and this machine.
 
-EC2's types come from instance_types.json, which lists the source of each figure.
+hardware/accelerators.py describes their accelerators. The EC2 data is in instance_types.json, with
+a source for each value.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from .accelerators import BY_NAME, CHIPS, Accelerator, find_accelerator
 NEURON_DEVICES = Path("/sys/devices/virtual/neuron_device")  # Neuron Sysfs User Guide, SDK 2.32
 RDMA = ("efa", "infiniband", "roce")  # networks with kernel bypass
 FABRICS = (*RDMA, "ethernet")
-# default network rate in Gbit/s of a server and of a workstation
+# default network rates of servers and workstations, in Gbit/s
 FAST, SLOW = 100, 10
 LISTED = "2026-11-22"  # date of the on-demand prices in instance_types.json
 # maximum instances and days of a capacity block (EC2 user guide, Capacity Blocks for ML)
@@ -29,8 +30,8 @@ BLOCK_NODES, BLOCK_DAYS = 64, 182.0
 
 @dataclass(frozen=True)
 class Tariff:
-    """A way to pay for nodes: its terms, US dollars per node-hour, the source with its date, and
-    the maximum number of nodes and days.
+    """Pricing option: terms, US dollars per node-hour, the dated source, and the maximum number of
+    nodes and days.
     """
 
     terms: str  # on-demand, block or own
@@ -42,22 +43,23 @@ class Tariff:
 
 @dataclass(frozen=True)
 class NodeType:
-    """A node type: an EC2 instance type, or machines that the user owns (fleet.accelerator).
+    """EC2 instance type, or a type of machine that the user owns (fleet.accelerator).
 
-    `vcpus` and `memory_gib` are 0 if unknown. `efa` is the number of EFA interfaces, or 0 if
-    unknown. `usd_per_hour` is the on-demand price, or None if EC2 lists none. `owned` marks types
-    outside EC2. For these, `network` is one of FABRICS, or "" if unknown. `assumed` means
-    that network_gbps is only the usual rate of such machines. `is_direct`: the network accesses GPU
-    memory directly (GPUDirect RDMA). `is_switched`: the GPUs can communicate only while NVIDIA's
+    `vcpus`, `memory_gib` and `efa`, the number of EFA interfaces, are 0 if unknown. `usd_per_hour`
+    is the on-demand price, or None if EC2 does not list it. `owned` marks types outside EC2. For
+    those, `network` is one of FABRICS, or "" if unknown. `assumed` means that network_gbps is only
+    the typical rate of such machines. `is_direct` means that the network accesses GPU memory
+    directly (GPUDirect RDMA). `is_switched` means that the GPUs can communicate only while NVIDIA's
     fabric manager runs.
 
-    For EC2 types: `slots` is the number of interfaces that network card 0 supports, of the four
-    that are ever needed. `first_efa` is the first network card with EFA. `efa_only`: EFA interfaces
-    can't have IP addresses, so a plain interface comes first. `lustre_efa` is the number of EFA
-    interfaces that an FSx client uses. `nvme_gb` is the size of local disks. `sold` lists
-    on-demand, spot and block; every type can be reserved. `quota` and `spot_quota` are the classes
-    of its quotas (cloud/template.py), or "" if AWS has not published them. `sagemaker` tells
-    whether SageMaker trains on it; its price per hour there may be None, if unknown.
+    The other fields apply to EC2 types. `slots` is the number of interfaces that network card 0
+    supports, capped at the four that nodes need at most. `first_efa` is the first network card with
+    EFA. `efa_only` means that EFA interfaces can't have IP addresses, so a plain interface comes
+    first. `lustre_efa` is the number of EFA interfaces that an FSx client uses. `nvme_gb` is the
+    size of local disks. `sold` contains on-demand, spot or block; every type can also be reserved.
+    `quota` and `spot_quota` are its quota classes (cloud/template.py), or "" if AWS has not
+    published them. `sagemaker` is whether SageMaker trains on the type, even if SageMaker's hourly
+    price is unknown (None).
     """
 
     name: str
@@ -88,7 +90,7 @@ class NodeType:
 
     @property
     def tariffs(self) -> tuple[Tariff, ...]:
-        """The tariffs with a known price. Estimates use the first one."""
+        """Tariffs with a known price. Estimates use the first one."""
         if self.owned:
             price = self.usd_per_hour or 0.0
             return (Tariff("own", price, "fleet.accelerator.usd_per_hour"),)
@@ -104,23 +106,24 @@ class NodeType:
 
     @property
     def kind(self) -> str:
-        """Device kind: cuda, neuron, or cpu without an accelerator."""
+        """Device kind: cuda or neuron, or cpu without an accelerator."""
         return self.accelerator.kind if self.accelerator else "cpu"
 
     @property
     def fabric(self) -> str:
-        """The network, one of FABRICS, or "" if unknown."""
+        """Network fabric, one of FABRICS, or "" if unknown."""
         return self.network if self.owned else "efa" if self.efa else "ethernet"
 
     @property
     def family(self) -> str:
-        """EC2's name for types of the same generation and board, such as p5en."""
+        """EC2 instance family, such as p5en."""
         return self.name.partition(".")[0]
 
 
 def type_of(name: str, row: dict[str, Any]) -> NodeType:
-    """Creates an EC2 type from its entry in instance_types.json. Raises KeyError if
-    accelerators.json lacks its accelerator.
+    """Creates an EC2 type from its entry in instance_types.json.
+
+    Raises KeyError if the type's accelerator is not in accelerators.json.
     """
     chip = row["accelerator"]
     own = {"name": name, "accelerator": chip and BY_NAME[chip], "sold": frozenset(row["sold"])}
@@ -130,9 +133,9 @@ def type_of(name: str, row: dict[str, Any]) -> NodeType:
 TABLE = Path(__file__).with_name("instance_types.json")
 _TABLE = json.loads(TABLE.read_text(encoding="utf-8"))
 INSTANCE_TYPES = {name: type_of(name, row) for name, row in _TABLE["types"].items()}
-# US dollars per hour of types without accelerators, for a bastion or a Slurm head node.
+# US dollars per hour of instance types without accelerators, for bastions and Slurm head nodes
 HEADS: dict[str, float] = _TABLE["heads"]
-# maximum EFA connections of a file system, one per interface of each client
+# maximum EFA connections per FSx file system, one per client interface
 LUSTRE_CONNECTIONS = 1024
 
 
@@ -154,17 +157,16 @@ def left_out(name: str) -> str:
 
 
 def instance(name: str | None) -> NodeType | None:
-    """Returns the EC2 type of that name, or None if the name is empty or unknown."""
+    """Returns the named EC2 type, or None if the name is empty or unknown."""
     return INSTANCE_TYPES.get(name or "")
 
 
 @dataclass(frozen=True)
 class Node:
-    """The part of a node that a job uses: the number of ranks, the software platform they need, and
-    the reason for the number.
+    """Part of a node that a job uses: its ranks, the reason for their number, and their platform.
 
-    `cores` is the number of CPU cores of a simulated node on this machine, if its ranks run on
-    CPUs. Otherwise it is 0.
+    `cores` is the number of CPU cores per simulated node, if this machine simulates nodes with CPU
+    ranks. Otherwise, it is 0.
     """
 
     ranks: int
@@ -173,7 +175,7 @@ class Node:
     cores: int = 0
 
 
-@functools.cache  # a search of layouts asks for it thousands of times
+@functools.cache  # the layout search calls this thousands of times
 def own_machine(
     name: str,
     per_node: int,
@@ -182,8 +184,10 @@ def own_machine(
     gbps: float | None,
     usd_per_hour: float | None,
 ) -> NodeType | None:
-    """Creates the type of owned machines with `per_node` accelerators, or returns None if the
-    accelerator is unknown. Arguments of None get their usual value.
+    """Creates the type for owned machines with `per_node` accelerators, or returns None if the
+    accelerator is unknown.
+
+    None arguments default to typical values.
     """
     row = find_accelerator(name, None if memory_gib is None else memory_gib * 2**30)
     if row is None:
@@ -213,22 +217,23 @@ def own_machine(
 
 
 def same_size(row: Accelerator, memory_gib: float) -> bool:
-    """Returns whether a memory size in GB or GiB matches the accelerator's name or its driver's
-    value.
+    """Returns whether a memory size, in GB or GiB, matches the accelerator's nominal size or the
+    size that its driver reports.
     """
     return 0.95 * row.memory_gib <= memory_gib <= 1.1 * max(row.size, row.memory_gib)
 
 
 def usual_network(row: Accelerator, per_node: int, network: str | None) -> float:
-    """Returns the usual network rate in Gbit/s of nodes with this accelerator."""
+    """Returns the typical network rate of nodes with this accelerator, in Gbit/s."""
     if network in RDMA and row.rail:
         return float(row.rail * per_node)
     return FAST if row.links or network in RDMA else SLOW
 
 
 def node(row: NodeType | None, nodes: int) -> Node:
-    """Returns a node of that type. Without a type, this machine simulates all `nodes`, so returns
-    an equal share of it.
+    """Returns a node of the given type.
+
+    Without a type, this machine simulates all `nodes`, so the result is an equal share of it.
     """
     if row:
         unit = row.accelerator.name if row.accelerator else "CPU node"
@@ -251,7 +256,7 @@ def node(row: NodeType | None, nodes: int) -> Node:
 
 
 def local_accelerators() -> int:
-    """Counts this machine's accelerators in the driver's files, which loads no library and wakes no
+    """Counts this machine's accelerators from driver files, without loading a library or waking a
     driver.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -265,8 +270,9 @@ def local_accelerators() -> int:
 
 @functools.cache
 def local_chip() -> tuple[Accelerator | None, int]:
-    """Returns a core of this machine's Neuron devices and the number of cores per device. Returns
-    None and 1 if the device is unknown.
+    """Returns the core type of this machine's Neuron devices, and the number of cores per device.
+
+    Returns (None, 1) if the device is unknown.
     """
     try:
         words = (
@@ -279,8 +285,9 @@ def local_chip() -> tuple[Accelerator | None, int]:
 
 @functools.cache
 def local_accelerator() -> Accelerator | None:
-    """Returns the type of this machine's accelerators, by the driver's name of the first one.
-    Returns None if it is unknown.
+    """Returns this machine's accelerator type, based on the driver's name for the first one.
+
+    Returns None if the type is unknown.
     """
     files = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
     models = [
@@ -295,7 +302,7 @@ def local_accelerator() -> Accelerator | None:
 
 
 def local_cores() -> int:
-    """Counts the CPU cores that this process may use: its CPU set, limited by the cgroup's
+    """Counts the CPU cores that this process may use: its CPU affinity set, limited by the cgroup
     quota.
     """
     cores = (
@@ -309,16 +316,17 @@ def local_cores() -> int:
 
 
 def local_memory() -> int:
-    """Returns the bytes of memory that this process may use: this machine's memory, or the limit of
-    the cgroup (v2, or the root of v1) if it is lower.
+    """Returns how much memory this process may use, in bytes.
+
+    This is the machine's memory, or the limit of the cgroup (v2, or the root of v1) if it is lower.
     """
     whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([whole, *memory_limits(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))])
 
 
 def spare_memory() -> int | None:
-    """Returns the bytes that new processes can use without swapping. Returns None if the kernel
-    does not report it (not Linux).
+    """Returns how many bytes new processes can use without swapping, or None if the kernel does not
+    report it (not Linux).
     """
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
@@ -354,7 +362,7 @@ def memory_limits(root: Path, membership: Path) -> Iterator[int]:
 
 
 def platform_of(row: NodeType | None) -> str:
-    """Returns the platform in docker/platforms.lock.yaml that a node type needs, or cpu without
+    """Returns a node type's platform in docker/platforms.lock.yaml, which is cpu without
     accelerators.
     """
     return _platform_for(row.accelerator) if row and row.accelerator else "cpu"
@@ -377,7 +385,7 @@ def _platform_for(accelerator: Accelerator) -> str:
 
 
 def device_of(platform: str) -> str:
-    """Returns the kind of device (devices/) that ranks open on a platform, regardless of other
-    devices in the node.
+    """Returns the device kind (devices/) of a platform's ranks, regardless of other devices in the
+    node.
     """
     return {"cuda-volta": "cuda", "neuron-xla": "neuron_xla"}.get(platform, platform)

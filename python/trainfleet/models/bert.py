@@ -95,9 +95,9 @@ class Bert(Encoder):
         self.total = Total()
 
     def loss(self, x: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-        """Returns the loss of features. With reduction "sum", the pair loss is weighted by the
-        number of masked tokens per sequence. Dividing the sum by all masked tokens then gives the
-        mean.
+        """Returns the loss for the output of `features`. With reduction "sum", the pair loss is
+        weighted by the number of masked tokens per sequence. Dividing the sum by all masked tokens
+        then gives the mean.
         """
         # true if this rank holds the first token; its target is the pair label
         first = self.positions_of(targets)[:1] == 0

@@ -39,8 +39,10 @@ SHARD_BYTES = 5 * 10**9  # maximum file size in bytes, as in transformers
 
 @dataclass(frozen=True)
 class Counterpart:
-    """The Hugging Face tensor with one of our parameters. `turned`: it is transposed. `parts`: the
-    names of all our parameters that it concatenates, in order; empty if there is only one.
+    """Hugging Face tensor that stores one of our parameters.
+
+    `turned` means that it is transposed. `parts` lists all our parameters that it concatenates, in
+    order, and is empty if it stores only one.
     """
 
     name: str
@@ -151,8 +153,9 @@ def collect(
 
 
 def current(key: str, family: str, keys: Iterable[str]) -> str:
-    """Returns the name that current transformers versions use. Older files say gamma and beta, and
-    older GPT-2 files lack the prefix.
+    """Returns the name that current transformers versions use.
+
+    Older files use the names gamma and beta, and older GPT-2 files lack the prefix.
     """
     prefix = f"{FAMILIES[family].folder.trunk}."
     if not any(other.startswith(prefix) for other in keys) and not key.startswith("lm_head"):

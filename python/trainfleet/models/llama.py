@@ -291,7 +291,7 @@ def stretched(frequencies: Tensor, shape: Model) -> Tensor:
     it are unchanged. In between, the scaling is interpolated linearly (Grattafiori et al. 2024,
     arXiv:2407.21783, section 3.4.2; constants from the published config.json).
     """
-    # full turns of a wave within the original context
+    # number of wave periods within the original context
     turns = frequencies * (STRETCHED_FROM / (2 * math.pi))
     kept = ((turns - 1) / 3).clamp(0, 1)
     return frequencies * (kept + (1 - kept) / shape.rope_scaling)

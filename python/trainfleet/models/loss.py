@@ -34,8 +34,8 @@ def next_token_loss(
     """Returns the cross-entropy of every position of x [B, T, D] against targets [B, T].
 
     If the logits would exceed LOGITS_BYTES, they are computed in pieces, together with their
-    gradients (`Pieces`). A rank with a part of the sequence also has a slice of the vocabulary, so
-    it computes all logits at once.
+    gradients (`Pieces`). With tensor parallelism, x is only part of the sequence and the head is a
+    vocabulary slice, so all logits are computed at once.
     """
     pieces = (
         -(-targets.numel() * head.out_features * 4 // LOGITS_BYTES)
@@ -55,14 +55,14 @@ def next_token_loss(
 
 
 class Pieces(torch.autograd.Function):
-    """Summed cross-entropy of x [N, D] through a matrix [V, D]. The forward pass computes the loss
-    and its gradients in pieces of x.
+    """Summed cross-entropy of x [N, D] through a matrix [V, D].
 
-    No logits are kept for the backward pass. They are not recomputed either, which would cost the
-    head four matmuls instead of three. torch.utils.checkpoint recomputes them and does not run on
-    PyTorch/XLA (2.9). Once compiled, it saves nothing, because the backward pass computes all
-    logits before it uses any (torch 2.13). torch.compile does not compile torch's
-    linear_cross_entropy (2.13).
+    The forward pass computes the loss and its gradients in pieces of x, so no logits are kept for
+    the backward pass. Recomputing them there would cost the head four matmuls instead of three.
+
+    torch.utils.checkpoint recomputes them and does not run on PyTorch/XLA (2.9). Once compiled, it
+    saves nothing, because the backward pass computes all logits before it uses any (torch 2.13).
+    torch.compile does not compile torch's linear_cross_entropy (2.13).
     """
 
     @staticmethod
@@ -141,7 +141,7 @@ def hidden_token_loss(
     is one of `parts` of each sequence, averaging over all parts gives the mean loss.
     """
     count, length = targets.shape
-    # one additional position, which fills unused places in `chosen`
+    # one extra position to pad `chosen` with
     flat = F.pad(targets.flatten(), (0, 1), value=IGNORED)
     chosen = first_positions(flat != IGNORED, count * min(guesses, length))
     total = surprise(head(x, chosen.clamp(max=count * length - 1)).float(), flat[chosen], "sum")
@@ -154,7 +154,7 @@ def first_positions(mask: Tensor, size: int) -> Tensor:
     A cumulative sum and a scatter work on every device, whereas PyTorch/XLA lacks
     torch.nonzero_static (2.13).
     """
-    # The additional last place receives all positions that are not selected.
+    # The extra last slot receives all positions that are not selected.
     turn = torch.where(mask, mask.long().cumsum(0) - 1, size).clamp(max=size)
     positions = torch.arange(len(mask), device=mask.device)
     return torch.full((size + 1,), len(mask) - 1, device=mask.device).scatter(0, turn, positions)[

@@ -58,8 +58,9 @@ class Network(nn.Module, ABC):
     ) -> tuple[Tensor, Tensor | None]:
         """Returns the positions of tokens that follow `start` cached ones, and the attention mask.
 
-        With document indices [B, T] of the whole sequences, these are the positions in each
-        document, and a mask that keeps documents apart, of this rank's tokens.
+        `documents` [B, T] contains the document indices of the full sequences. If it is given,
+        positions are relative to each document, the mask separates documents, and both cover this
+        rank's tokens.
         """
         if documents is None:
             return self.positions_of(tokens, start), None
@@ -94,9 +95,7 @@ class Network(nn.Module, ABC):
 
 
 class Total(nn.Module):
-    """Identity applied to the loss. The engine hooks it to complete a loss computed on vocabulary
-    slices.
-    """
+    """Identity applied to the loss. The engine hooks it to complete a vocab-parallel loss."""
 
     def forward(self, loss: Tensor) -> Tensor:
         return loss

@@ -58,7 +58,7 @@ def replace_file(path: Path, content: bytes, durable: bool = False) -> None:
                 file.flush()
                 os.fsync(file.fileno())
         part.replace(path)
-    except BaseException:  # also if a signal stops the process during the write
+    except BaseException:  # including a signal that stops the process during the write
         with suppress(OSError):
             part.unlink(missing_ok=True)
         raise
@@ -162,7 +162,7 @@ def hold(folder: Path) -> int:
 
 
 def sweep(folders: Iterable[Path]) -> None:
-    """Removes those of this user's folders that no process holds."""
+    """Removes this user's folders that no process holds."""
     for folder in folders:
         # held by a process, owned by another user, or already gone
         with suppress(OSError):

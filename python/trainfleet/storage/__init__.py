@@ -1,3 +1,3 @@
-"""Files in folders and in S3, and everything that a node sends to AWS: its folders to S3, its log
-to CloudWatch.
+"""File storage in folders and S3, and uploads from nodes to AWS: their folders to S3 and
+their logs to CloudWatch.
 """

@@ -1,14 +1,14 @@
-"""Forwarder of a node's log to Amazon CloudWatch while its job runs.
+"""Forwards a node's log to Amazon CloudWatch while its job runs.
 
 TRAINFLEET_LOGS specifies the region and the log group, such as `us-east-1 /trainfleet/my-run`. If
 it is set, the supervisor starts `python -m trainfleet.storage.cloudwatch LOG START` next to its
 command. The forwarder polls the log for lines after byte START every EVERY seconds. When the
-supervisor exits for any reason, the forwarder's stdin closes and it polls a last time. The log
+supervisor exits for any reason, the forwarder's stdin closes and it polls one last time. The log
 stream is named after the log, such as `runs/x/node-0`.
 
-The forwarder never ends the command, and delays its end by at most TO_END seconds.
-Verdicts and reports read the log file, not CloudWatch. Failed requests are retried. If CloudWatch
-denies access, the forwarder reports that once in the node's log and gives up.
+The forwarder never kills the command, and delays the job's end by at most TO_END seconds. Verdicts
+and reports read the log file, not CloudWatch. Failed requests are retried. If CloudWatch denies
+access, the forwarder reports that once in the node's log and gives up.
 
 Source of the request limits: CloudWatch Logs API reference, PutLogEvents (read 2026-11-22).
 """
@@ -77,7 +77,7 @@ def main(arguments: list[str]) -> int:
     Returns after the last poll, or once CloudWatch denies access.
     """
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # Only the supervisor ends this process.
+        signal.signal(number, signal.SIG_IGN)  # only the supervisor ends this process
     region, _, group = os.environ[LOGS].partition(" ")
     log = Path(arguments[0])
     sent = Forwarder(
@@ -96,7 +96,7 @@ def main(arguments: list[str]) -> int:
 
 
 class Forwarder:
-    """Sender of a log's lines to a log stream. Remembers where the next line starts."""
+    """Sends a log's lines to a log stream. Remembers where the next line starts."""
 
     def __init__(self, log: Path, start: int, client: Any, group: str, stream: str) -> None:
         self.log, self.start, self.client = log, start, client
@@ -128,7 +128,7 @@ class Forwarder:
         return not self.closed
 
     def _lines(self) -> list[bytes]:
-        """Returns the next complete lines with their line ends, at most one request's worth."""
+        """Returns the next complete lines with their line endings, at most one request's worth."""
         with open(self.log, "rb", opener=untrusted_input.opener) as file:
             file.seek(self.start)
             content = file.read(MOST_BYTES)

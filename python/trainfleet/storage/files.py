@@ -28,7 +28,7 @@ from . import s3
 BUFFER = 2**20  # file buffer size in bytes, because tensor headers take several small writes
 # Maximum bytes that `read` returns. A dataset manifest of a million shards is half as large.
 LARGEST = 2**30
-# Parent folders to list again if a file is missing, because another node may have created them
+# Parent folders to re-list if a file is missing, because another node may have just created them
 LEVELS = 2
 RANGE = 2**23  # bytes per GET, large enough to make its latency negligible
 STREAM_BUFFER = 2**18  # buffer size in bytes of a stream from S3
@@ -68,7 +68,7 @@ class LocalFiles:
             return file.read(end - start)
 
     def open(self, name: str) -> BinaryIO:
-        """Opens only plain files, because a link could lead out of the folder and a pipe could
+        """Opens only regular files, because a link could lead out of the folder and a pipe could
         block.
         """
         path = self.folder / name
@@ -278,7 +278,7 @@ class Upload(io.RawIOBase):
     def _send(self, part: bytes) -> None:
         self.id = self.id or s3.request("create_multipart_upload", self.address)["UploadId"]
         if len(self.sent) >= s3.AT_ONCE:
-            # Wait for an earlier part, to limit the memory and to raise its error.
+            # Wait for an earlier part, to bound memory use and to raise its error.
             self.sent[-s3.AT_ONCE].result()
         self.sent.append(self.threads.submit(self._put, part, len(self.sent) + 1))
 
@@ -295,7 +295,7 @@ class Upload(io.RawIOBase):
 
 
 class Ranges(io.RawIOBase):
-    """Raw read stream of an object, in ranges of RANGE bytes. The next ranges are prefetched."""
+    """Raw read stream of an object. Requests RANGE bytes at a time, with prefetching."""
 
     def __init__(self, found: s3.Object) -> None:
         self.found, self.length, self.at = found, found.size, 0
@@ -335,7 +335,7 @@ class Ranges(io.RawIOBase):
 
     def close(self) -> None:
         self.threads.shutdown(wait=False, cancel_futures=True)
-        self.fetch.cache_clear()  # A reference cycle would keep its ranges in memory for a while.
+        self.fetch.cache_clear()  # A reference cycle would keep ranges until garbage collection.
         super().close()
 
     def _fetch(self, index: int) -> bytes:

@@ -90,12 +90,12 @@ class There:
 
 
 def travels(name: str) -> int | None:
-    """Returns a file's maximum bytes to synchronize, or None if it is not synchronized."""
+    """Returns the size limit for synchronizing a file, or None if the file is not synchronized."""
     return SMALL if ASKED.fullmatch(name) or SIGNS.fullmatch(name) else sync_rules.limit(name)
 
 
 def grows(name: str) -> bool:
-    """Returns whether jobs only append to a file."""
+    """Returns whether a file is append-only."""
     return name.endswith(sync_rules.GROWING) or name.startswith("tensorboard/")
 
 
@@ -131,7 +131,7 @@ class FolderSync:
             if ASKED.fullmatch(name) and not (self.folder / name).exists()
         ]
         for name in [name for name in gone if mine(name) or obeyed(name)]:
-            s3.remove(self._object(name))  # The request was withdrawn.
+            s3.remove(self._object(name))  # The request was canceled.
             del self.sent[name]
         self._keep()
 

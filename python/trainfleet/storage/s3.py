@@ -30,7 +30,8 @@ from ..trust.secrets import is_keyless
 SCHEME = "s3://"
 # attempts per request with boto3's backoff and jitter; S3 returns 503 while it splits a prefix
 TRIES = 10
-# timeouts in seconds to connect, and between bytes of a response; S3 sends blanks while it works
+# timeouts in seconds to connect, and between bytes of a response; S3 sends whitespace while it
+# works
 CONNECT, ANSWER = 10, 20
 # attempts per request that times out; a wrong endpoint would otherwise block for minutes
 SILENCES = 3
@@ -47,7 +48,7 @@ LISTED = 10**7  # maximum entries per listing, because a faulty server may never
 BATCH = 1000  # maximum objects that S3 removes per request
 # Every page of a listing contains at least one of these keys.
 LISTING = {"IsTruncated", "KeyCount", "Name", "Contents", "CommonPrefixes", "Uploads"}
-# field of each response by which it differs from a proxy's page; the default is ETag
+# Response field that a proxy's page would lack, per operation; defaults to ETag
 PROOFS = {
     "create_multipart_upload": "UploadId",
     "copy_object": "CopyObjectResult",
@@ -82,8 +83,8 @@ OF_CREDENTIALS = {
 
 @dataclass(frozen=True)
 class Object:
-    """Object in a listing. `version` is its ETag, and `modified` its last modification by S3's
-    clock (unix).
+    """Object in a listing. `version` is its ETag, and `modified` its last modification time
+    (Unix) by S3's clock.
     """
 
     address: str
@@ -293,8 +294,8 @@ def _get(
 
 
 def _pages(call: str, content: str, prefix: str, **words: str) -> list[dict[str, Any]]:
-    """Returns a listing's entries. Rejects names outside `prefix`, because names become local paths
-    or are deleted.
+    """Returns a listing's entries. Rejects names outside `prefix`, because callers turn names into
+    local paths or delete the objects.
     """
     (bucket, key), found = split(prefix), list[dict[str, Any]]()
     with explained(prefix):
@@ -370,7 +371,7 @@ def _client(process: int) -> Any:
 
 
 def _end_silence(attempts: int, caught_exception: Exception | None, **_: Any) -> None:
-    """Ends a request's retries after SILENCES timeouts. boto3 decides in all other cases."""
+    """Stops retrying a request after SILENCES timeouts. In all other cases, boto3 decides."""
     from botocore.exceptions import ConnectTimeoutError, ReadTimeoutError
 
     if attempts >= SILENCES and isinstance(

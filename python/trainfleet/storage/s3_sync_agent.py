@@ -8,7 +8,7 @@ the supervisor exits for any reason, the uplink's stdin closes and it polls a la
 the data loader and the heartbeat therefore use only local folders. A node needs one listing and
 about three small writes every EVERY seconds.
 
-The uplink never ends the command. While S3 is unreachable, the node's log reports that, and files
+The uplink never kills the command. While S3 is unreachable, the node's log reports that, and files
 are uploaded later. A killed uplink is restarted and continues where it stopped
 (storage/folder_sync.py).
 """
@@ -112,7 +112,10 @@ def uplink_for(log: Path) -> AbstractContextManager[None]:
 
 @telling
 def main(arguments: list[str]) -> int:
-    """Runs the uplink with `restore|go on LOG FOLDER...`, and returns after the last poll."""
+    """Runs the uplink with the arguments HOW LOG FOLDER..., and returns after the last poll.
+
+    HOW is `restore` at the start of a job, or `go on` after a restart of the uplink.
+    """
     how, log, *folders = arguments
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # Only the supervisor ends this process.
@@ -219,7 +222,7 @@ def is_node_s(name: str) -> bool:
 
 
 def is_obeyed(name: str) -> bool:
-    """Returns whether a node withdraws this request once it has obeyed it."""
+    """Returns whether a node removes this request after acting on it."""
     return name == "stop"
 
 

@@ -41,7 +41,7 @@ SPARE = 1 << 30  # bytes of this disk that always remain free
 
 
 def limit(name: str) -> int | None:
-    """Returns a file's maximum bytes to copy, or None if the file is not copied."""
+    """Returns the size limit for copying a file, in bytes, or None if the file is not copied."""
     return next((most for pattern, most in KINDS.items() if re.fullmatch(pattern, name)), None)
 
 
@@ -93,7 +93,7 @@ def _below(root: Path, name: str) -> Iterator[Path]:
     try:
         root.mkdir(parents=True, exist_ok=True)
         untrusted_input.guarded(path)
-        with contextlib.suppress(FileExistsError):  # a file, for which opening the path fails
+        with contextlib.suppress(FileExistsError):  # opening the path fails later
             path.parent.mkdir(parents=True, exist_ok=True)
         yield path
     except FileNotFoundError:

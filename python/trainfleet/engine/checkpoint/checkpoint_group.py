@@ -18,7 +18,8 @@ import torch.distributed as dist
 from ...run.run_folder import unwritable
 from ...trust.errors import RunError, TrainfleetError
 
-# Long enough for slow disks. A dead rank is detected immediately because its connections close.
+# Timeout, long enough for slow disks. A dead rank is detected immediately because its connections
+# close.
 PATIENCE = timedelta(hours=1)
 T = TypeVar("T")
 
@@ -31,7 +32,7 @@ class RankFailure:
     what: str
     why: str
     full: bool  # whether the disk is full
-    next: str = ""  # what the user should do; defaults to advice about the disk
+    next: str = ""  # advice for the user; defaults to advice about the disk
 
 
 class CheckpointError(RunError):
@@ -122,5 +123,5 @@ def attempt(rank: int, what: str, work: Callable[[], T]) -> tuple[T | None, Rank
         return None, RankFailure(
             rank, what, f"{error.head}: {error.why}" if error.why else error.head, False, error.next
         )
-    except Exception as error:  # catch all, because other ranks wait for the outcome
+    except Exception as error:  # catch everything, because other ranks wait for the outcome
         return None, RankFailure(rank, what, f"{type(error).__name__}: {error}", False)

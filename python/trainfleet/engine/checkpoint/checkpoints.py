@@ -89,9 +89,10 @@ class Checkpoints:
         return self.policy.on_failure == "stop"
 
     def proposal(self) -> Decision:
-        """Returns this rank's save and failure requests after a step.
+        """Returns this rank's vote after a step: whether to save, and whether a failed save ends
+        the run.
 
-        The vote combines all ranks' requests into one decision.
+        All ranks' votes are combined into one decision.
         """
         self._look()
         late = self.world.first and 0 < self.policy.every_seconds <= time.monotonic() - self.began

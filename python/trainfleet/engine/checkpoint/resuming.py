@@ -44,7 +44,7 @@ WIDTH = 2**14
 
 @dataclass(frozen=True)
 class Damage:
-    """Damaged checkpoint that was skipped, and what is wrong with it."""
+    """Damaged checkpoint that was skipped, and the reason."""
 
     step: int
     address: str
@@ -120,10 +120,10 @@ def examine(peers: Peers, store: CheckpointStore, step: int) -> Commit:
 
 
 def load(peers: Peers, store: CheckpointStore, found: Commit, parts: Parts, device: Device) -> bool:
-    """Loads this rank's part of a checkpoint, whichever layout wrote it.
+    """Loads this rank's part of a checkpoint, regardless of the layout that wrote it.
 
-    Returns whether the random number generators were also restored. Their state is specific to the
-    number of ranks and the kind of device, so if either differs, the caller must seed them.
+    Returns whether the random number generators were also restored. Their state depends on the
+    world size and the kind of device. If either differs, the caller must reseed them.
     """
     state, rank = parts.state(), str(peers.rank)
     same = found.world_size == peers.size
@@ -267,9 +267,8 @@ def fill_parts(parts: Parts, shape: Model, load: Load) -> None:
 
 
 def read(device: Device) -> Tensor:
-    """Serializes the state of this rank's generators as JSON.
-
-    The size is constant, because the save is planned only once.
+    """Serializes this rank's RNG state as JSON, padded to a constant size because saves are planned
+    only once.
     """
     state: dict[str, Any] = {
         "device": device.kind,

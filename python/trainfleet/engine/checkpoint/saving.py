@@ -58,7 +58,7 @@ class Save(threading.Thread):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
         try:
             self.work()
-        except Exception as error:  # the training loop raises it after the next step
+        except Exception as error:  # raised by the training loop after the next step
             self.error = error
         self.seconds = time.monotonic() - self.began
 

@@ -42,7 +42,7 @@ def recompute(blocks: Iterable[nn.Module], how: str | float, device: Device) -> 
     """Reduces the activations that blocks keep for the backward pass.
 
     `full` keeps only each block's input. `selective` also keeps results that are expensive to
-    recompute. A number is a memory budget, which `compile_blocks` applies instead.
+    recompute. A number is a memory budget, which `compile_blocks` applies.
     """
     if how not in ("full", "selective"):
         return
@@ -116,13 +116,13 @@ def shard(
 
     policy = MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=device.gradient_sums)
     for block in blocks:
-        again = frees and block is not blocks[-1]  # gather weights again for backward
+        again = frees and block is not blocks[-1]  # regather weights for backward
         fully_shard(block, mesh=mesh, reshard_after_forward=again, mp_policy=policy)
     fully_shard(root, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
 
 
 def convert(blocks: Iterable[nn.Module], device: Device) -> None:
-    """Converts the blocks' linear layers to fp8 matmuls where their sizes allow it.
+    """Converts the blocks' linear layers to fp8 matmuls if their sizes allow it.
 
     The parameter objects stay the same.
 

@@ -44,10 +44,7 @@ def tied_names(model: nn.Module) -> list[str]:
 
 
 class Division(TorchParts):
-    """This rank's part of a split model.
-
-    Parameters keep the names that they have in the full model.
-    """
+    """This rank's part of a split model. Parameters keep their names from the full model."""
 
     model: Network
     like: MicroBatch | None = None  # latest batch, used as a template for padding
@@ -93,7 +90,7 @@ class Division(TorchParts):
         return [*pipeline.cut(model, count, pipeline.numbers_of(self.mesh))]
 
     def _place(self, model: Network) -> None:
-        """Gives every stage the token positions that it processes."""
+        """Sets the token positions that each stage processes."""
         mesh = self.mesh
         length = self.config.train.sequence_length
         device = self.device.torch_device
@@ -128,9 +125,10 @@ class Division(TorchParts):
 
     @property
     def whole(self) -> Network | None:
-        """The entire model with this rank's weights, or None if the layout splits it.
+        """The entire model with this rank's weights, but without FSDP's hooks for sharding and
+        casts.
 
-        It has none of the hooks with which FSDP shards and casts.
+        None if the layout splits the model.
         """
         if self.mesh.grid.size() > self.mesh.ways or self.mesh.layout.fsdp > 1:
             return None
@@ -160,7 +158,7 @@ class Division(TorchParts):
                     loss += self._pass(batch, left, watch)
         if self.tie:
             self.tie.settle()
-        # Only the last stage has a loss, so this factor corrects the mean over all ranks.
+        # Only the last stage has a loss, so scale it to make the mean over all ranks correct.
         return loss * self.mesh.layout.pipeline
 
     def _pass(self, batch: MicroBatch, left: int, watch: Stopwatch) -> Tensor:
@@ -222,8 +220,10 @@ class Division(TorchParts):
         )
 
     def part(self, batch: MicroBatch) -> MicroBatch:
-        """Selects this rank's token positions from a batch, except from its document indices, which
-        are needed for the other ranks' keys.
+        """Restricts a batch to this rank's token positions.
+
+        Document indices stay complete, because the attention mask also covers the other ranks'
+        keys.
         """
         positions, self.like = self.model.positions, batch
         if self.mesh.context_group is None or positions is None:

@@ -1,4 +1,4 @@
-"""Interface to a rank's part of the model, base class of the torch layouts, and DDP."""
+"""Defines the interface to a rank's part of the model, the torch layouts' base class, and DDP."""
 
 from __future__ import annotations
 
