@@ -32,11 +32,12 @@ from .execution import STOPPED
 from .rehearsal import LACKING, SEEN, WHOLE, HostStage, RehearsalStage, nodes_of
 
 CUT_RATE = "rate 1kbit burst 90 latency 1ms"
-# Delays each packet, so that a step's few MB take half a second instead of a few hundredths.
+# Delays every packet, so that a step's few MB take half a second instead of a few hundredths of
+# one.
 SLOW_RATE = "rate 50mbit burst 32kb latency 2s"
-SLOWED = 90  # maximum seconds for which a link or rank is slow
-LAG = 60.0  # seconds by which detection may be later on other machines
-USUAL = 30.0  # seconds of training until the usual step time is known (watchdog.RECENT)
+SLOWED = 90  # maximum seconds for which a link or rank is slowed
+LAG = 60.0  # extra seconds allowed for detection on other machines
+USUAL = 30.0  # seconds of training until the usual step time is established (watchdog.RECENT)
 
 
 def chosen(names: str) -> list[Fault]:
@@ -190,8 +191,8 @@ def own_folder(parent: Path) -> Iterator[Path]:
 
 
 def rehearse(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
-    """Injects a fault and returns its outcome. The outcome gives the reason if this stage can't
-    inject the fault.
+    """Injects a fault and returns its outcome. If this stage can't inject the fault, the outcome is
+    marked as skipped, with the reason.
     """
     if why := next((stage.lacking[need] for need in fault.needs if need in stage.lacking), ""):
         return FaultOutcome(fault.name, skipped=why, what=fault.what)
@@ -213,8 +214,8 @@ def _ended(code: int, *wanted: int) -> list[str]:
 
 
 def _played(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
-    """Runs a run in which a rank injects the fault. If the failure can't be retried, the command
-    must fail, and rerunning it must continue the run.
+    """Trains with a fault that a rank injects into itself. If a retry can't fix the failure, the
+    command must fail without retrying, and rerunning it must resume the run.
     """
     code = stage.end(stage.begin(fault.name, fault.words, plays=True))
     began = stage.struck(fault.name)
@@ -228,12 +229,12 @@ def _played(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
     return _measure(fault, stage, began, broken)
 
 
-# Exit codes that a command may have after a failure, by the decision
+# Acceptable exit codes after a failure, by the verdict's decision on retries.
 CODES = {Then.HERE: (0,), Then.ELSEWHERE: (0, 1), Then.STOP: (1,)}
 
 
 def _slow(fault: Fault, stage: Any) -> FaultOutcome:
-    """Slows one rank or its network traffic. The run must continue with the same losses, until it
+    """Slows one rank or its network traffic. Training must continue with unchanged losses. The run
     is stopped once the slow node is detected.
     """
     process = stage.begin(fault.name, fault.words, plays=fault.play is not None)
@@ -289,7 +290,7 @@ def _killed_launcher(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
     return _measure(fault, stage, began, broken)
 
 
-# Faults that a rank doesn't inject alone. A stage that lacks what a fault needs never plays it.
+# Faults that need more than a rank injecting them. A stage skips them if it can't meet their needs.
 PLAYS: dict[str, Callable[[Fault, Any], FaultOutcome]] = {
     "rank-slow": _slow,
     "link-slowed": _slow,
@@ -307,8 +308,8 @@ def _measure(
     named: Record | None = None,
     ends: bool = True,
 ) -> FaultOutcome:
-    """Returns a fault's outcome from the run's events since `began`. `named` replaces the verdict
-    event for faults that have no verdict. `ends` specifies whether the run must finish.
+    """Computes a fault's outcome from the run's events since `began`. `named` stands in for the
+    verdict event if the fault produces no verdict. `ends` is whether the run must finish.
     """
     events = stage.events(fault.name, began)
     verdict = named or _first(events, "verdict")
@@ -328,7 +329,7 @@ def _measure(
 def _unkept(
     fault: Fault, stage: RehearsalStage, outcome: FaultOutcome, wrong: str
 ) -> Iterator[str]:
-    """Yields a message for each violated promise that is common to all faults."""
+    """Yields a message for each violated promise, out of those that all faults share."""
     if wrong:
         yield wrong
     if outcome.noticed is not None and outcome.noticed > fault.within + LAG * (
@@ -360,7 +361,7 @@ def _first(events: Iterable[Record], *names: str, after: float = 0.0) -> Record 
 
 
 def _what_is_wrong(fault: Fault, verdict: Record | None, said: str) -> str:
-    """Describes what is wrong with a verdict (its cause or the blamed rank), or returns "" if it is
+    """Describes the verdict's error (wrong cause or wrong rank), or returns "" if the verdict is
     right.
     """
     if said not in (fault.verdicts or ("none",)):

@@ -205,8 +205,8 @@ def look(config: Config, facts: Mapping[Host, Facts]) -> tuple[list[str], bool]:
 def collectives(
     transport: Transport, config: Config, report: PreflightReport
 ) -> tuple[list[str], list[Finding]]:
-    """Returns the output and findings of Neuron's link test, both empty on nodes without
-    NeuronCores or with other findings.
+    """Runs Neuron's link test. Returns its output and findings, both empty if the nodes have no
+    NeuronCores or already have other findings.
     """
     from ..hosts.collectives import is_for, try_collectives
     from ..hosts.fleet import wanted_of
