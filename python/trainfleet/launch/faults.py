@@ -308,7 +308,7 @@ def _measure(
     named: Record | None = None,
     ends: bool = True,
 ) -> FaultOutcome:
-    """Computes a fault's outcome from the run's events since `began`. `named` stands in for the
+    """Computes a fault's outcome from the run's events since `began`. `named` replaces the
     verdict event if the fault produces no verdict. `ends` is whether the run must finish.
     """
     events = stage.events(fault.name, began)

@@ -39,8 +39,8 @@ SHOWN_EVENTS = 14
 REFRESH = 15  # seconds between page reloads in the browser while the run is active
 # statuses with a color in page.html
 BADGES = ("running", "finished", "failed", "stopped", "interrupted")
-# Colors of the categories of time, the same in every report: the Okabe-Ito palette plus brown and
-# light gray
+# Colors of the time categories, fixed across reports: the Okabe-Ito palette plus brown and light
+# gray.
 COLOURS = {
     "useful": "#0072b2",
     "repeated": "#56b4e9",
@@ -72,7 +72,7 @@ def write(run: Run) -> Path:
 
 
 def _parts(history: History) -> list[str]:
-    """Returns the sections of the page in order; a section without content is empty."""
+    """Returns the page's sections in order. A section without content is empty."""
     rehearsed = rehearsal_table.read(history.run)
     return [
         _header(history, rehearsed),
@@ -261,7 +261,7 @@ def _memory(history: History) -> tuple[str, str]:
 
 
 def _way(seconds: Mapping[str, object]) -> str:
-    """Returns the duration of each startup stage, or "" if the run did not record them."""
+    """Returns when each startup stage was completed, or "" if the run did not record it."""
     words = {
         "loaded": "torch was loaded",
         "met": "ranks were connected",

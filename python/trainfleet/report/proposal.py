@@ -56,8 +56,8 @@ ROWS = tuple(
 
 
 def beside(config: Config) -> str:
-    """Returns AWS's published throughput per node for this model and node type. Returns "" if the
-    nodes have no Trainium.
+    """Returns AWS's published throughput per node for this model and node type, or a note that AWS
+    has published none. Returns "" if the nodes have no Trainium.
     """
     row = config.fleet.node_type
     if row is None or row.accelerator is None or row.accelerator.kind != "neuron":
@@ -85,7 +85,7 @@ def beside(config: Config) -> str:
 
 
 INDENT = "    "
-WORTH = 0.005  # minimum gain in training share to suggest another checkpoint interval
+WORTH = 0.005  # minimum gain in training share that is worth suggesting another checkpoint interval
 UNITS = ((86400.0, "days"), (3600.0, "hours"), (60.0, "min"), (1.0, "s"))
 PARTS = {  # display names of the parts of a step
     "products": "matrix products",
@@ -307,7 +307,9 @@ def _useful(found: Goodput, elapsed: float) -> str:
 
 
 def _before(needs: Estimate) -> str:
-    """Returns the minutes of set-up before the first step, if they are known."""
+    """Returns the setup time before the first step, if known, and a note that waiting is not
+    included.
+    """
     minutes = sum(stage.minutes for stage in needs.bill.before) if needs.bill else 0.0
     setup = f"set-up takes about {minutes:.0f} min before; " if minutes else ""
     return f"{setup}waiting in a queue or for machines is not included"
@@ -382,8 +384,8 @@ def _basis(config: Config, needs: Estimate) -> str:
 
 
 def _phases(found: Experience, step: StepTime | None) -> str:
-    """Returns the measured times of a step's phases over the predicted ones, and what was not
-    measured. Returns "" if the runs correct only the whole step.
+    """Returns the ratio of measured to predicted time for each phase of a step, and the phases that
+    were not measured. Returns "" if the runs correct only the whole step.
     """
     if step is None or not found.parts:
         return ""

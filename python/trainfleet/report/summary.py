@@ -379,7 +379,7 @@ def opening(results: Record) -> str:
     validation text.
     """
     text = str((results.get("sample") or {}).get("prompt", ""))
-    # The first word and the first sentence may be cut off.
+    # The first word and the first sentence may be truncated.
     parts = SENTENCE_END.split(text)[1:] or [text.partition(" ")[2]]
     lines = [[word for word in part.split() if word.isprintable()][:OPENING] for part in parts]
     longest = max([[], *lines], key=len)
