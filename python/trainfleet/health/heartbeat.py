@@ -153,8 +153,8 @@ class Heart:
         self._stacks = asked(folder)
         self._complained = self._orphaned = False
         self._end = threading.Event()
-        # Send a heartbeat now. Otherwise another rank that finishes might conclude that all ranks
-        # have.
+        # Send a heartbeat now, or another rank that finishes might conclude that all ranks have
+        # finished.
         self._try(self._leave)
         self._thread = threading.Thread(target=self._run, name="heart", daemon=True)
         self._thread.start()

@@ -79,7 +79,7 @@ VERDICT = 90.0  # maximum seconds to wait for a verdict
 # EX_TEMPFAIL in sysexits.h: a node's exit code if the verdict says that a retry may succeed
 AGAIN = 75
 LAST = 1 << 16  # bytes at the end of a log to search for its last lines
-REASON = 1024  # maximum characters of a failure reason, which is the limit of DescribeTrainingJob
+REASON = 1024  # maximum characters of a failure reason, as limited by DescribeTrainingJob
 
 
 @telling
@@ -340,14 +340,14 @@ def reporting_failure(options: Options, placement: Placement, log: Log) -> Itera
 
 @dataclass
 class PartOutcome:
-    """Result of a node's part, for `reporting_failure`. The code is 1 until the part ends."""
+    """Result of a node's part, for `reporting_failure`. The code is 1 until the part has ended."""
 
     code: int = 1
     words: str = ""
 
 
 def reason_of(folder: Path, node: int, log: Path, code: int) -> str:
-    """Returns why this node failed: the fault of its first failed rank, or else the last lines of
+    """Returns why this node failed: the error of its first failed rank, or else the last lines of
     its log.
     """
     with contextlib.suppress(RunError, ValueError, OSError):

@@ -222,7 +222,7 @@ class History:
         return f"no validation loss: the validation text is too short; {remedy}"
 
     def _latest(self, *kinds: str) -> list[Record]:
-        """Returns the events since the latest one of these kinds, or all events if there isn't one."""
+        """Returns the events since the latest one of these kinds, or all events."""
         places = [place for place, event in enumerate(self.events) if event["event"] in kinds]
         return self.events[max(places, default=0) :]
 
