@@ -135,11 +135,11 @@ ROWS = (
     Fault("agent-killed", "node 1's torchrun is killed (kill -9)", KILLED, 1,
           play=_send(signal.SIGKILL, os.getppid)),
     Fault("rank-stopped", "rank 1 hangs (SIGSTOP)", ("hang",), 1, play=_send(signal.SIGSTOP)),
-    Fault("rank-slow", f"rank 1 computes {SLOWNESS} s longer per step", ("slow",), 1,
+    Fault("rank-slow", f"rank 1 takes {SLOWNESS} s longer per step", ("slow",), 1,
           play=_slow_down, within=90.0, words=SLOWLY),
     Fault("rank-raised", "rank 1 raises an exception", ("code",), 1,
-          play=_raise(lambda: IndexError("an exception of the rehearsal"))),
-    Fault("out-of-memory", "rank 1 gets no more memory from its node", ("host-memory",), 1,
+          play=_raise(lambda: IndexError("an exception raised by the rehearsal"))),
+    Fault("out-of-memory", "rank 1 runs out of host memory", ("host-memory",), 1,
           play=lambda trainer: bytearray(sys.maxsize - 1)),
     Fault("link-cut", f"node 1 is cut off from the network for {CUT} s",
           ("lost-node", "slow"), 1, (LINKS, SPARE)),
@@ -148,11 +148,11 @@ ROWS = (
     Fault("launcher-killed", "make train is killed (kill -9) and run again"),
     Fault("head-lost", "all processes on the head are killed (kill -9), with the launcher",
           KILLED, 0, (OWN_HEAD,)),
-    Fault("notice", "rank 1's machine will be reclaimed; make train is run again",
+    Fault("notice", "rank 1's machine is about to be reclaimed; make train is run again",
           play=_send(signal.SIGUSR1), lost=0, event="stopped"),
     Fault("checkpoint-damaged", "rank 1 is killed and the newest checkpoint's largest file is "
           "cut to half its size", ("killed",), 1, play=_tear, event="damaged"),
-    Fault("disk-full", "the disk is full for checkpoints, then has space again", ("disk",), 1,
+    Fault("disk-full", "the checkpoints' disk fills up, then has space again", ("disk",), 1,
           (DISK,), _fill_disk, within=180.0, lost=LONGEST),
     Fault("read-only", "the checkpoint folder is read-only, then writable again", ("disk",),
           None, (DISK,), _forbid_writes, within=180.0, lost=LONGEST),
@@ -212,7 +212,7 @@ def ordered(run: str) -> FaultOrder | None:
         why = f"use name@step:rank with one of {' '.join(FAULTS)}"
         raise RunError(f"{VARIABLE}={text[:80]!a} is not a fault", where=run, why=why, next=UNSET)
     if run != PREFIX + fault.name:
-        why = f"{VARIABLE}={text} is set, but only the run {PREFIX}{fault.name} plays this fault"
+        why = f"{VARIABLE}={text} is set, but only the run {PREFIX}{fault.name} injects this fault"
         raise RunError("the run is not a rehearsal", where=run, why=why, next=UNSET)
     return FaultOrder(fault, int(match[2]), int(match[3]))
 
@@ -228,7 +228,7 @@ def environment(run: str, ranks: float = inf, steps: float = inf) -> dict[str, s
         return {}
     if order.rank >= ranks or not 0 < order.step < steps:
         why = f"the run has {ranks} ranks and {steps} steps"
-        raise RunError(f"can't play the fault {order}", where=run, why=why, next=UNSET)
+        raise RunError(f"can't inject the fault {order}", where=run, why=why, next=UNSET)
     return {VARIABLE: str(order)}
 
 

@@ -206,7 +206,9 @@ def slow_nodes(before: Links, now: Links, slower: bool = True) -> dict[int | Non
             median(known[other] for other in known if other != node) for known in (ms, lost)
         )
         if words := _words(ms[node], lost[node], usual_ms, usual_lost, slower):
-            found[node] = f"{words}; the other nodes have {usual_lost:.1%} and {usual_ms:.1f} ms"
+            found[node] = (
+                f"{words}; the other nodes lose {usual_lost:.1%} and have {usual_ms:.1f} ms"
+            )
     return found
 
 

@@ -74,7 +74,7 @@ def placed(error: NoSource, variables: Variables) -> ConfigError:
     message = f"{error.where or 'it'} {error.what}: {error.why}"
     return ConfigError(
         [Problem(line, where, f"data.sources[{error.entry}]", message)],
-        next="correct this entry of data.sources",
+        next="fix this entry in data.sources",
     )
 
 
@@ -214,7 +214,7 @@ def _data(config: Config, backend: Backend) -> tuple[list[str], bool]:
     """Returns notes about the dataset, and whether the dataset exists."""
     folder = DATA / config.data.name
     if backend.hands_over:
-        return [f"the nodes tokenize data.sources into {folder}"], False
+        return [f"the nodes will tokenize data.sources into {folder}"], False
     dataset = find(config.data)
     if dataset is not None:
         notes = [

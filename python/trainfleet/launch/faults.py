@@ -66,7 +66,7 @@ def require_hosts(head: Head) -> Config:
     located, then, problem = head.located, "make rehearse SET='fleet.backend=local'", ""
     if head.by_agent:
         problem = (
-            "a rehearsal needs SSH, but only Session Manager reaches these hosts; "
+            "a rehearsal needs SSH, but these hosts can be reached only through Session Manager; "
             "set fleet.aws.allow_ssh_from"
         )
     elif (count := len(located.fleet.hosts)) < 2:
@@ -88,7 +88,7 @@ def lacking(config: Config, head: Head | None) -> dict[str, str]:
     if nodes < 3:
         found[MAJORITY] = "with two nodes, the slow one can't be identified; use four hosts"
     elif row and row.efa:
-        found[KERNEL] = "EFA traffic bypasses the kernel, so tc can't slow it"
+        found[KERNEL] = "EFA traffic bypasses the kernel, so tc can't slow it down"
     return found
 
 
@@ -117,7 +117,7 @@ def stage_for(config: Config, sure: bool) -> Iterator[RehearsalStage]:
             raise RunError(why, where=where, next="make rehearse YES=1")
         if not head and Can.SHARED in backend.can:
             parent = Path(config.fleet.shared_folder or Path.cwd())
-    words = "the rehearsal uses separate runs in a separate folder; first, an unbroken run"
+    words = "the rehearsal uses separate runs in a separate folder, starting with a fault-free run"
     print(words, flush=True)
     with own_folder(parent) as folder:
         stage = HostStage if head else RehearsalStage
@@ -138,7 +138,7 @@ def prepared(made: RehearsalStage) -> Iterator[RehearsalStage]:
         made.clear()
         made.furnish()
         if code := made.end(made.begin(WHOLE)):
-            what = "the unbroken run failed before any fault was caused"
+            what = "the fault-free run failed before any fault was injected"
             why = f"it ended with exit code {code}: {made.said.strip()[-800:]}"
             raise RunError(what, where=str(made.folder), why=why, next="make doctor")
         made.whole = made.losses(WHOLE)
@@ -225,7 +225,7 @@ def _played(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
     if then == {Then.STOP} and _first(stage.events(fault.name, began), "restarted"):
         broken.append("the launcher retried a failure that a retry can't fix")
     if code and (again := stage.end(stage.begin(fault.name, fault.words))):
-        broken.append(f"the same command ended with exit code {again}")
+        broken.append(f"rerunning the command failed with exit code {again}")
     return _measure(fault, stage, began, broken)
 
 
@@ -286,7 +286,7 @@ def _killed_launcher(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
     if stage.prefixes:
         time.sleep(SEEN)  # another launcher may lead only once this one's lease has expired
     if code := stage.end(stage.begin(fault.name)):
-        broken.append(f"the same command ended with exit code {code}")
+        broken.append(f"rerunning the command failed with exit code {code}")
     return _measure(fault, stage, began, broken)
 
 
@@ -321,7 +321,7 @@ def _measure(
     equal = _has_equal_losses(stage, fault.name, ends)
     seen, back = _seconds(began, first), _seconds(began, again)
     if fault.event and not _first(events, fault.event):
-        broken.append(f"the run has no event {fault.event}")
+        broken.append(f"the run recorded no {fault.event} event")
     outcome = FaultOutcome(fault.name, seen, said, not wrong, lost, back, equal)
     return replace(outcome, broken=(*broken, *_unkept(fault, stage, outcome, wrong)))
 
@@ -335,9 +335,9 @@ def _unkept(
     if outcome.noticed is not None and outcome.noticed > fault.within + LAG * (
         not stage.backend.is_here
     ):
-        yield f"it was noticed only after {outcome.noticed:.0f} s"
+        yield f"the fault was detected only after {outcome.noticed:.0f} s"
     if not outcome.equal:
-        yield "the losses differ from those of the unbroken run"
+        yield "the losses differ from those of the fault-free run"
     if outcome.lost > fault.lost:
         yield f"{outcome.lost} steps ran twice"
 

@@ -191,7 +191,7 @@ def cancel(place: Place, run: Run, found: Launching) -> bool:
     while under_way(place):
         if time.monotonic() > deadline:
             raise RunError(
-                "the launch does not end",
+                "the launch has not ended",
                 where=str(found),
                 next=f"press Ctrl-C in its terminal, or run kill {found.pid} on that host",
             )

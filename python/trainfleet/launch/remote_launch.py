@@ -327,9 +327,7 @@ def attend(place: Hosts, backend: Backend, words: LauncherLogs, summarize: bool)
                 print(f"{place.run.name} is stopped")
             return code
         print(f"{place.run.name} continues without this terminal")
-        print(
-            "next: run make train to follow it again; or make status, make logs FOLLOW=1, make stop"
-        )
+        print("next: run make train to reattach, or make status, make logs FOLLOW=1, make stop")
         return execution.STOPPED
     finally:
         for number, handler in zip(SIGNALS, before, strict=True):

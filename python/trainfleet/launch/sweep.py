@@ -110,7 +110,7 @@ def axes_of(grid: str) -> dict[str, list[str]]:
         if not axis:
             problems.append(Problem(0, "GRID", "", f"{show(word)} is not KEY=VALUE,VALUE"))
         elif key.partition(".")[0] not in SWEPT:
-            fault = "only keys of train and model may differ, because points share all else"
+            fault = "only keys of train and model may differ, because points share everything else"
             problems.append(Problem(0, "GRID", key, fault))
         elif key in axes:
             problems.append(Problem(0, "GRID", key, "is listed twice"))
@@ -130,7 +130,7 @@ def combinations(axes: dict[str, list[str]], samples: int) -> list[tuple[tuple[s
     total = math.prod(map(len, axes.values()))
     if (samples or total) > MOST:
         message = f"has {samples or total:,} points; at most {MOST} are allowed"
-        raise ConfigError.of("GRID", message, next="add SAMPLES=20 to draw 20 of them")
+        raise ConfigError.of("GRID", message, next="add SAMPLES=20 to sample 20 of them")
     chosen = range(total)
     if 0 < samples < total:
         chosen = sorted(random.Random(0).sample(range(total), samples))  # type: ignore[assignment]

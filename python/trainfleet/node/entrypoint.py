@@ -123,7 +123,7 @@ def parse(arguments: Sequence[str]) -> Options:
     parser.add_argument("--wait", type=float)
     given, command = parser.parse_args(arguments[:cut]), tuple(arguments[cut + 1 :])
     if not command or given.ranks < 0:
-        parser.error("no module after --" if not command else "--ranks is less than 0")
+        parser.error("no module after --" if not command else "--ranks must be 0 or more")
     engine = given.on or placements.here()
     wait = engine.terms.wait if given.wait is None else given.wait
     return Options(engine, given.folder, given.ranks, given.home, wait, command, given.ahead)
@@ -380,7 +380,7 @@ def write_reason(file: Path, words: str) -> None:
     except OSError as error:
         tell(
             RunError(
-                "can't write the reason of the failure",
+                "can't write the failure reason",
                 where=str(file),
                 why=error.strerror or str(error),
             )

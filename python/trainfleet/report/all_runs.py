@@ -257,7 +257,7 @@ def columns_of(run: Run) -> Columns:
         raise InputError(what, where=str(run.metrics))
     rows = {line["step"]: tuple(map(line.get, COLUMNS)) for line in _lines(run)}
     if not rows and size_of(run.metrics):
-        raise InputError("has no valid line of a run", where=str(run.metrics))
+        raise InputError("has no valid metrics", where=str(run.metrics))
     steps = sorted(rows)
     columns = zip(*(rows[step] for step in steps), strict=True)
     found: Columns = dict.fromkeys(COLUMNS, ([], []))

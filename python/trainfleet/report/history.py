@@ -295,7 +295,7 @@ def read(run: Run, tail: int | None = None) -> History:
 def _newest(run: Run, tail: int) -> list[Record]:
     found = Lines(run.metrics, check_metric, tail=tail).new()
     if not found and size_of(run.metrics) > untrusted_input.KIBIBYTE:
-        what = f"has no valid line of a run in its last {tail // untrusted_input.KIBIBYTE} KiB"
+        what = f"has no valid metrics in its last {tail // untrusted_input.KIBIBYTE} KiB"
         raise InputError(what, where=str(run.metrics))
     return found
 

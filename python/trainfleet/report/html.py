@@ -55,7 +55,7 @@ COLOURS = {
 CAPTIONS = {
     "loss": "Cross-entropy of each logged step. With more than 50 steps, the bold line is a "
     "moving average over 2 % of them. Dots are validation losses.",
-    "throughput": "Tokens per second of all ranks; the dashed line is the median. Dotted lines "
+    "throughput": "Tokens per second across all ranks; the dashed line is the median. Dotted lines "
     "show stops, resumes and restarts.",
 }
 
@@ -165,7 +165,7 @@ def _rehearsal(found: rehearsal_table.Rehearsal) -> str:
     )
     title = f"Injected faults on {found.backend}: {found.summary}"
     below = (
-        "<p>The page shows a run without faults. Each fault was injected into a separate run.</p>"
+        "<p>This page shows the fault-free run. Each fault was injected into a separate run.</p>"
     )
     return _section(title, f"<table><tr>{head}</tr>{''.join(rows)}</table>{below}", "rehearsal")
 
@@ -217,7 +217,7 @@ def _tiles(history: History) -> str:
         (
             "Validation loss",
             decimal(history.measured("valid_loss")),
-            "on documents that are not trained on",
+            "on held-out documents",
         ),
         (
             "Tokens",
@@ -227,7 +227,7 @@ def _tiles(history: History) -> str:
         (
             "Tokens per second",
             quantity(speed),
-            f"of all ranks{each}{predicted(history, 'tokens_per_second', quantity)}",
+            f"across all ranks{each}{predicted(history, 'tokens_per_second', quantity)}",
         ),
         (
             "MFU",

@@ -141,7 +141,7 @@ def _draw(axes: Axes, measures: Sequence[Measure]) -> None:
     for measure, point in zip(measures, points, strict=True):
         reached = f"{quantity(point[1])} · {percent(measure.efficiency)}"
         note(axes, reached, point, (8, -8), color=INK, va="top")
-    text = "ideal: the speed per rank of the first size"
+    text = "ideal: constant throughput per rank"
     note(axes, text, (nodes[-1], best[-1]), (0, 6), ha="right", va="bottom")
 
 

@@ -240,7 +240,7 @@ def _memory(config: Config, needs: Estimate) -> Iterator[tuple[str, str]]:
     if needs.usable and needs.memory.total > needs.usable:
         yield (
             "",
-            "warning: this is unlikely to fit; set train.parallelism: auto to find one that fits",
+            "warning: this is unlikely to fit; set train.parallelism: auto for a layout that fits",
         )
 
 
@@ -311,7 +311,7 @@ def _before(needs: Estimate) -> str:
     included.
     """
     minutes = sum(stage.minutes for stage in needs.bill.before) if needs.bill else 0.0
-    setup = f"set-up takes about {minutes:.0f} min before; " if minutes else ""
+    setup = f"setup takes about {minutes:.0f} min before; " if minutes else ""
     return f"{setup}waiting in a queue or for machines is not included"
 
 
@@ -367,18 +367,19 @@ def _basis(config: Config, needs: Estimate) -> str:
         runs = f"{found.runs} finished run{'s' if found.runs > 1 else ''} of {found.of}"
         return (
             f"measured here: corrected by {runs}, which reached {found.ratio:.2f} times "
-            f"the predicted speed; {found.share:.0%} of that counts{_phases(found, needs.step)}"
+            f"the predicted speed; {found.share:.0%} of that correction is applied"
+            f"{_phases(found, needs.step)}"
         )
     device = config.fleet.rank_device
     if device is None:
         return (
-            "a rough prediction; no undisturbed run on this machine has been measured yet (run "
-            "make profile)"
+            "a rough prediction, because no representative run on this machine has been measured "
+            "yet (run make profile)"
         )
     if not device.fitted:
         return (
-            "predicted from related devices, because no run of a similar engine on this device is "
-            "published"
+            "predicted from related devices, because no run of a similar trainer on this device "
+            "has been published"
         )
     return "predicted from published runs"
 
@@ -393,7 +394,7 @@ def _phases(found: Experience, step: StepTime | None) -> str:
     absent = [name for name in GROUPS if name not in found.parts and step.group(name) > 0]
     told = ", ".join(f"{name} {ratio:.2g}" for name, ratio in times.items())
     rest = f"; not measured: {', '.join(PARTS.get(name, name) for name in absent)}" * bool(absent)
-    return f"; times over predicted ones: {told}{rest}"
+    return f"; measured over predicted time: {told}{rest}"
 
 
 def span(low: float, high: float) -> str:

@@ -147,12 +147,12 @@ def describe_machines(
     size = chosen.size
     yield from ("", f"answer: {size.nodes:,} x {chosen.name}{block}: {timed(size)}")
     if chosen.chance is not None:
-        unsure = "; no machine has a better one" if chosen.chance < SURE else ""
-        yield f"        meets DAYS={wish.days:g} with a chance of {chosen.chance:.0%}{unsure}"
+        unsure = "; no other machine has a better one" if chosen.chance < SURE else ""
+        yield f"        has a {chosen.chance:.0%} chance of meeting DAYS={wish.days:g}{unsure}"
 
 
 def _notes(rows: Sequence[Bid], late: Sequence[Bid], absent: Mapping[str, str]) -> Iterator[str]:
-    yield "  ~: predicted from related devices, because no comparable run on it is published"
+    yield "  ~: predicted from related devices, because no comparable run on it has been published"
     for what, bids in (("dearer", rows[MOST:]), ("too slow for DAYS", late)):
         named = [f"{bid.name} {bid.tariff.terms} {_each(bid)}" for bid in bids]
         yield from [hung(f"  {what}: ", ", ".join(named))] if named else []

@@ -351,7 +351,7 @@ def next_commands(history: History) -> list[tuple[str, str]]:
     """Returns the suggested next commands, each with its effect."""
     if history.run.rehearsal.exists():
         return [
-            ("make rehearse", "injects faults into a run again"),
+            ("make rehearse", "repeats the rehearsal"),
             ("make train", "trains your model"),
         ]
     which, more = _which_config(history.run), 2 * max(history.steps_total, 1)
@@ -363,9 +363,9 @@ def next_commands(history: History) -> list[tuple[str, str]]:
         ]
     if history.status == "finished":
         words = f"sample{which} PROMPT={shlex.quote(opening(history.results))}"
-        write = (f"make {words}", "continues a text with the model")
+        write = (f"make {words}", "generates text from a prompt")
         if _answers(history.run):
-            write = (f"make chat{which}", "talks to the model")
+            write = (f"make chat{which}", "chats with the model")
         why = f"continues to step {more:,}; the learning rate may rise again"
         return [(f"{train} SET='train.steps={more}'", why), write]
     saved = history.steps_of("checkpointed")
