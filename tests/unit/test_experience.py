@@ -120,7 +120,7 @@ def test_the_plan_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     config("new")
     assert command(["plan"]) == 0
     assert (
-        "corrected by 1 finished run of this layout, which reached 0.80 times the predicted speed; 50% of that correction is applied"
+        "corrected by 1 finished run of this layout, which reached 0.80 times the predicted speed (weight 50%)"
         in " ".join(capsys.readouterr().out.split())
     )
 

@@ -206,14 +206,12 @@ def slow_nodes(before: Links, now: Links, slower: bool = True) -> dict[int | Non
             median(known[other] for other in known if other != node) for known in (ms, lost)
         )
         if words := _words(ms[node], lost[node], usual_ms, usual_lost, slower):
-            found[node] = (
-                f"{words}; the other nodes lose {usual_lost:.1%} and have {usual_ms:.1f} ms"
-            )
+            found[node] = f"{words}; other nodes lose {usual_lost:.1%} and have {usual_ms:.1f} ms"
     return found
 
 
 def _words(ms: float, lost: float, usual_ms: float, usual_lost: float, slower: bool) -> str:
-    """Describes the fault of links with this RTT and loss rate, or returns "" if they are fine."""
+    """Describes the problem of links with this RTT and loss rate. Returns "" for good links."""
     least_ms, least_lost = (SLOW_MS, LOSSY) if slower else (CLEARLY_SLOW_MS, CLEARLY_LOSSY)
     if lost >= max(least_lost, LOSSY_TIMES * usual_lost):
         return f"its links lose {lost:.0%} of the packets"

@@ -2,7 +2,7 @@
 
 A rehearsal works in one temporary folder outside the user's runs, and starts its runs with the
 ordinary `make train`. Their ranks inject the faults (health/faults.py). At the end, the runs are
-ended and all files are removed, even after Ctrl-C. After kill -9, a guard process does that. If
+stopped and all files are removed, even after Ctrl-C. After kill -9, a guard process does that. If
 this machine dies, the runs continue to their end, and the next rehearsal removes the files.
 
 On a fleet's hosts, the runs use a new folder inside the shared folder. The stage only touches that

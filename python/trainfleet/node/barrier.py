@@ -175,7 +175,7 @@ async def _report(placement: Placement, job: str, seconds: float, say: Say) -> N
     raise Missing(
         f"node 0 of {placement.nodes} did not arrive in {seconds:.0f} s",
         where=f"node {placement.node}",
-        why=f"no answer at {placement.meet}:{placement.port}: {why or 'it sent no data'}",
+        why=f"no reply at {placement.meet}:{placement.port}: {why or 'it sent no data'}",
         next=remedy,
     )
 

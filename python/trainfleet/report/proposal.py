@@ -357,7 +357,7 @@ def _likely(config: Config) -> str:
     if device is None:
         return " in tensors"  # compared with torch's allocator, not with the process's memory
     if device.kind == "neuron":
-        return ", assumed (AWS publishes none for Trainium)"
+        return ", assumed (AWS publishes no measurements for Trainium)"
     return f", within {LIKELY_MEMORY:.0%} for four of five published runs"
 
 
@@ -367,8 +367,7 @@ def _basis(config: Config, needs: Estimate) -> str:
         runs = f"{found.runs} finished run{'s' if found.runs > 1 else ''} of {found.of}"
         return (
             f"measured here: corrected by {runs}, which reached {found.ratio:.2f} times "
-            f"the predicted speed; {found.share:.0%} of that correction is applied"
-            f"{_phases(found, needs.step)}"
+            f"the predicted speed (weight {found.share:.0%}){_phases(found, needs.step)}"
         )
     device = config.fleet.rank_device
     if device is None:

@@ -153,7 +153,7 @@ def describe_machines(
 
 def _notes(rows: Sequence[Bid], late: Sequence[Bid], absent: Mapping[str, str]) -> Iterator[str]:
     yield "  ~: predicted from related devices, because no comparable run on it has been published"
-    for what, bids in (("dearer", rows[MOST:]), ("too slow for DAYS", late)):
+    for what, bids in (("more expensive", rows[MOST:]), ("too slow for DAYS", late)):
         named = [f"{bid.name} {bid.tariff.terms} {_each(bid)}" for bid in bids]
         yield from [hung(f"  {what}: ", ", ".join(named))] if named else []
     yield from (hung(f"  {name}: ", why) for name, why in absent.items())

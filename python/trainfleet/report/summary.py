@@ -286,7 +286,7 @@ def describe_differences(runs: Sequence[Run]) -> Iterator[str]:
     """Yields the config keys in which the runs differ, followed by each run's results."""
     rows = [(key, *map(value_text, values)) for key, values in differences(runs).items()]
     names = [run.name for run in runs]
-    yield from table(("key", *names), rows, ("key",)) if rows else ["the configs are the same"]
+    yield from table(("key", *names), rows, ("key",)) if rows else ["the configs are identical"]
     yield ""
     yield from table(("", *names), _outcomes([read(run) for run in runs]), ("",))
 
