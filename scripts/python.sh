@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # Builds the fleet's Python environment in a folder that all nodes share, from requirements.lock and the platform's torch pin. Uses uv if
-# available. `-` as TORCH_INDEX means the default index, and as OTHER_INDEX none. Neuron's packages are
-# pinned to exact versions from its index, but have no SHA-256.
+# available. `-` means the default index (TORCH_INDEX) or none (OTHER_INDEX). Neuron's packages have only exact versions, no SHA-256.
 set -euo pipefail
 usage="usage: python.sh check|apply|verify FOLDER TORCH_INDEX OTHER_INDEX TORCH [--hash=...]... [PIN --hash=...]... PIN..."
 verb=${1:?$usage} folder=${2:?$usage} torch_index=${3:?$usage} other=${4:?$usage} torch=${5:?$usage}
