@@ -1,6 +1,6 @@
-"""The site's pages outside docs/: the README is its first page, schema/README.md the keys'.
+"""Adds pages from outside docs/ to the site: the README as its home page, and the key reference.
 
-A link to any other file of the repository stays as text, because the site has no such page.
+Links to other files in the repository become plain text, because the site has no page for them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ELSEWHERE = {
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Adds the pages that lie elsewhere."""
+    """Adds the pages in ELSEWHERE."""
     for source, page in ELSEWHERE.items():
         files.append(
             File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8"))
@@ -31,7 +31,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """The page with its links as they are in the site."""
+    """Rewrites the page's links from repository paths to site paths."""
     here = page.file.src_uri
     lies = next((source for source, there in ELSEWHERE.items() if there == here), f"docs/{here}")
 
@@ -39,7 +39,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         text, path, heading = found[1], found[2], found[3] or ""
         if re.match("[a-z]+:|#", path) or not path:
             return found[0]
-        target = os.path.normpath(os.path.join(os.path.dirname(lies), path))  # noqa: PTH118, PTH120 - no file is there
+        target = os.path.normpath(os.path.join(os.path.dirname(lies), path))  # noqa: PTH118, PTH120 - not a file on disk
         there = ELSEWHERE.get(
             target, target.removeprefix("docs/") if target.startswith("docs/") else None
         )

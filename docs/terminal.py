@@ -1,10 +1,10 @@
-"""Types commands in a terminal, and draws what it shows at the end as an SVG.
+"""Runs commands in a pseudo-terminal and renders its final contents as an SVG.
 
 In a new checkout:
 
     python docs/terminal.py docs/first-run.svg 'make train' "make sample PROMPT='There once was'"
 
-Beside the config of the README:
+Next to the README's config:
 
     python docs/terminal.py docs/plan.svg 'make plan'
 """
@@ -34,12 +34,12 @@ CODES = re.compile(r"\x1b\[([?0-9;]*)([A-Za-z])|\x1b[^\[]|.", re.DOTALL)
 
 
 class Screen:
-    """The lines of a terminal, each with the codes of its colours; of the movements only those that
-    a live line makes.
+    """Lines of a terminal, with their color codes. Supports only the cursor movements that a live
+    line uses.
     """
 
     def __init__(self) -> None:
-        self.lines: list[list[tuple[str, str]]] = [[]]  # style and letter
+        self.lines: list[list[tuple[str, str]]] = [[]]  # (style, character) pairs
         self.row = self.column = 0
         self.style = ""
 
@@ -68,7 +68,7 @@ class Screen:
 
 
 def typed(command: str) -> Iterator[str]:
-    """The lines that a terminal shows once the command has ended."""
+    """Runs a command and yields the lines that the terminal shows once it has ended."""
     screen = Screen()
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, pack("HHHH", ROWS, COLUMNS, 0, 0))
@@ -94,12 +94,12 @@ def _read(terminal: int) -> Iterator[bytes]:
     while True:
         try:
             yield os.read(terminal, 4096)
-        except OSError:  # the last writer has closed it
+        except OSError:  # the last writer has exited
             return
 
 
 def draw(lines: list[str]) -> str:
-    """The lines as an SVG that asks no other server for a font."""
+    """Renders the lines as an SVG without web fonts."""
     console = Console(
         record=True,
         width=COLUMNS,

@@ -5,7 +5,7 @@ usage="usage: access.sh check|apply|verify FILE"
 verb=${1:?$usage} file=${2:?$usage}
 target=$HOME/.ssh/authorized_keys
 
-# An NFS client caches for up to a minute that a file does not exist, even if another node has created it. Listing the folder ends that.
+# For up to a minute, an NFS client may not see a file that another node has created. Listing the folder refreshes its cache.
 look_again() {
   local folder
   folder=$(dirname "$1")

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Dead man's timer of a cloud node, installed by user data. It saves and shuts down the node after HOURS, or after MINUTES without a
-# run's job or a login. `-` instead of a number means never. Another `apply` restarts the hours.
-# The timer runs `check` every minute. `verify` tests whether the timer is active.
+# Dead man's switch of a cloud node, installed by user data. It saves running jobs and shuts the node down after HOURS, or after MINUTES
+# without a job or a login. `-` means never. Each `apply` restarts the count of HOURS.
+# A timer runs `check` every minute. `verify` tests whether the timer is active.
 set -euo pipefail
 usage="usage: deadman.sh check|apply|verify HOURS|- MINUTES|-"
 verb=${1:?$usage} hours=${2:?$usage} minutes=${3:?$usage}
@@ -11,7 +11,7 @@ begun=$root/var/lib/trainfleet/begun busy=$root/run/trainfleet-busy
 program=$root/usr/local/sbin/trainfleet-deadman units=$root/etc/systemd/system
 patience=${TRAINFLEET_PATIENCE:-600} # seconds for a run to finish its step and save a checkpoint
 
-jobs() { # processes of runs, found by a variable in their environment, because their parent may have exited
+jobs() { # finds the processes of runs by an environment variable, because their parent may have exited
   grep -lsz '^TRAINFLEET_JOB=' "$proc"/[0-9]*/environ | sed 's|/environ$||; s|.*/||' || true # grep fails without a match
 }
 

@@ -5,8 +5,9 @@ Requires torch, numpy, transformers, tokenizers, safetensors, PyYAML, tensorboar
 `python scripts/gpu.py pack [PYTHON]` downloads the other packages that a bare CUDA image lacks to
 .gpu/packages-PYTHON, which git ignores (PYTHON defaults to 3.12).
 
-Each finished check is a line of .gpu/results.jsonl. A check that passed is skipped, unless --again
-is set. Parts after `peers` run only by name. GPU_TESTS_ON=cpu runs all on a CPU, at toy size.
+Each finished check is a line of .gpu/results.jsonl. Checks that passed are skipped unless --again
+is set. Parts after `peers` run only if named. GPU_TESTS_ON=cpu runs all of them on a CPU, at
+toy size.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 HOME = ROOT / ".gpu"
-LARGEST = 40 * 2**20  # bytes of the packed folder
+LARGEST = 40 * 2**20  # maximum size of the packed folder, in bytes
 # Packages that the tests and a single-node job import in addition to those of a CUDA image.
 PACKED = (
     "rich",
@@ -122,7 +123,9 @@ def packages(version: str = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def pack(version: str) -> int:
-    """Downloads PACKED for a Python version, in the versions of this one. Returns the exit code."""
+    """Downloads PACKED for a Python version, pinned to the versions installed here. Returns the
+    exit code.
+    """
     folder = packages(version)
     shutil.rmtree(folder, ignore_errors=True)
     pinned = [f"{name}=={importlib.metadata.version(name)}" for name in PACKED]
@@ -226,7 +229,7 @@ def run(check: Check, folder: Path) -> dict[str, object]:
     tables = [line for line in said if line.startswith("| ")]
     last = next((line.strip("= ") for line in reversed(said) if line.strip()), "")
     if not code and not check.shape and "passed" not in last:
-        code = 5  # pytest's code for no test run: all were skipped
+        code = 5  # pytest's exit code if it ran no tests; all were skipped
     state = {0: "passed", 5: "skipped", 124: f"took more than {seconds} s"}.get(
         code, f"failed: {log}"
     )

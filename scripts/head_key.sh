@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Creates the head's key pair for logging in to the nodes. Only its public half goes to FOLDER, which all nodes see, named after the user.
+# Creates the key pair with which the head logs in to the nodes. Writes only the public key, named after the user, to the shared FOLDER.
 set -euo pipefail
 usage="usage: head_key.sh check|apply|verify FOLDER"
 verb=${1:?$usage} folder=${2:?$usage}

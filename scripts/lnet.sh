@@ -9,7 +9,7 @@ root=${TRAINFLEET_ROOT:-} mounts=${TRAINFLEET_MOUNTS:-/proc/mounts}
 own=$root/usr/local/sbin/trainfleet-lnet unit=$root/etc/systemd/system/trainfleet-lnet.service
 off="fleet.fsx.efa: false makes a file system without it"
 
-devices() { # EFA devices, told by their driver from other RDMA adapters
+devices() { # EFA devices, which their driver distinguishes from other RDMA adapters
   local device
   for device in "$root"/sys/class/infiniband/*; do
     [ "$(basename "$(readlink -f "$device/device/driver")")" != efa ] || basename "$device"

@@ -15,7 +15,7 @@ requirements() { # cuda|other; a requirement is one line, and its hashes are the
   awk -v wanted="$1" '/^[^ ]/ { kind = /^(nvidia|cuda)-|^triton==/ ? "cuda" : /sys_platform == .emscripten/ ? "none" : "other" } kind == wanted'
 }
 
-add_cpu_builds() { # adds their hashes to torch's
+add_cpu_builds() { # adds the hashes of the CPU builds to torch's
   awk -v hashes="$(awk '/cpu_wheels:/ { on = 1; next } on && !/^ *cp/ { on = 0 } on { print $2 }' docker/platforms.lock.yaml)" '
     { print }
     /^torch==/ { count = split(hashes, each); for (i = 1; i <= count; i++) print "    --hash=sha256:" each[i] " \\" }'

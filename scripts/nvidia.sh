@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Ensures an NVIDIA data-center driver: the existing one if it is new enough for the platform's CUDA, else Ubuntu's signed packages of one
-# branch. With NVSwitch, it also ensures the fabric manager of exactly the same version. Packages of two sources are never mixed, because a
-# driver and a fabric manager of different builds refuse each other. CUDA itself ships with torch.
+# branch. With NVSwitch, it also ensures the fabric manager of exactly the same version. Packages from two sources are never mixed, because a
+# driver and a fabric manager from different builds refuse to work together. CUDA itself ships with torch.
 # Exits with 3 if the machine must reboot before the driver works.
 set -euo pipefail
 usage="usage: nvidia.sh check|apply|verify LEAST BELOW|- BRANCH open|proprietary [fabric]"

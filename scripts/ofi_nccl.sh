@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Ensures the plug-in with which NCCL uses libfabric, and so EFA. The EFA installer includes it since 1.39. This script checks its version and
-# adds it to the loader path, because NCCL finds libnccl-net*.so by name. https://github.com/aws/aws-ofi-nccl
+# Ensures that NCCL has its libfabric plug-in, which EFA requires. The EFA installer has included it since 1.39. This script checks its
+# version and adds it to the loader path, because NCCL finds libnccl-net*.so by name. https://github.com/aws/aws-ofi-nccl
 set -euo pipefail
 usage="usage: ofi_nccl.sh check|apply|verify LEAST EFA_VERSION EFA_KEY"
 verb=${1:?$usage} least=${2:?$usage} efa=${3:?$usage} key=${4:?$usage}

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Builds the fleet's Python environment in a folder that all nodes share, from requirements.lock and the platform's torch pin. Uses uv if
-# available. `-` means the default index, or no other index. Neuron's packages have no SHA-256, only exact versions from its index.
+# available. `-` means the default index (TORCH_INDEX) or none (OTHER_INDEX). Neuron's packages have only exact versions, no SHA-256.
 set -euo pipefail
 usage="usage: python.sh check|apply|verify FOLDER TORCH_INDEX OTHER_INDEX TORCH [--hash=...]... [PIN --hash=...]... PIN..."
 verb=${1:?$usage} folder=${2:?$usage} torch_index=${3:?$usage} other=${4:?$usage} torch=${5:?$usage}
-shift 5; hashes=() checked=() # checked: pins from the default index, each with its hashes
+shift 5; hashes=() checked=() # checked: pins from the default index, with their hashes
 while [[ ${1:-} == --hash=* ]]; do hashes+=("$1"); shift; done
 while [[ ${2:-} == --hash=* ]]; do checked+=("$1"); shift; while [[ ${1:-} == --hash=* ]]; do checked[-1]+=" $1"; shift; done; done
 locks=$(cd "$(dirname "$0")/.." && pwd)
@@ -21,7 +21,7 @@ verify() {
   echo "python: $folder, torch $found"
 }
 
-install() { # ignores pip constraints and other settings of the node's owner
+install() { # ignores the node owner's pip constraints and other settings
   local words=("$folder/bin/python" -m pip install -q)
   ! command -v uv > /dev/null || words=(uv pip install --quiet --python "$folder/bin/python")
   "$python" "$locks/scripts/pip_sources.py" run "${words[@]}" "$@"
@@ -49,7 +49,7 @@ apply() {
     [ -z "$left" ] || { echo "python: $left is asked for, and pinned nowhere: add it to docker/platforms.lock.yaml"; exit 1; }
   fi
   [ $# -eq 0 ] && [ ${#hashes[@]} -eq 0 ] || install "$torch" "$@" # dependencies that are not in the lock, from the default index
-  touch "$folder/.complete" # last, because a folder without it counts as missing
+  touch "$folder/.complete" # last, because a folder without this file counts as missing
 }
 
 case $verb in

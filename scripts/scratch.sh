@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Mounts the instance's NVMe disks as one fast local folder (RAID 0 for several). It is only for caches, because a stop erases the disks.
-# A disk that already has a file system, a partition or part of an array is refused, because it may hold data.
+# Mounts the instance's NVMe disks as one fast local folder (RAID 0 if there are several). It is only for caches, because stopping the
+# instance erases the disks. Refuses a disk with a file system, a partition or RAID metadata, because it may contain data.
 set -euo pipefail
 usage="usage: scratch.sh check|apply|verify FOLDER DISK..."
 verb=${1:?$usage} folder=${2:?$usage}

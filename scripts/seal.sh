@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Prepares this node for a machine image: moves files that must not be in an image from the disk to memory until `undo`. They are host keys,
-# the machine id, dotfiles in homes (users' keys, tokens, histories, job logs), the dead man's timer start, and Lustre in fstab.
+# Prepares this node for a machine image: moves files that an image must not contain from the disk to memory until `undo`. These are host
+# keys, the machine id, dotfiles in homes (users' keys, tokens, histories, job logs), deadman.sh's start time, and Lustre's fstab entries.
 # Each file is overwritten before deletion, because a snapshot also contains blocks of deleted files. Without `undo`, the files are restored
 # after a timeout. Files of runs on the node's own disk can't be hidden, so the script refuses.
 set -euo pipefail
@@ -17,7 +17,7 @@ hidden() { # files to hide, one per line, except unmodified copies from /etc/ske
     while read -r path; do cmp -s "etc/skel/${path##*/}" "$path" || echo "$path"; done
 }
 
-private() { hidden | tr '\n' '\0' | xargs -0 -r -I{} find {} -xdev -type f -size +0; } # its non-empty files
+private() { hidden | tr '\n' '\0' | xargs -0 -r -I{} find {} -xdev -type f -size +0; } # non-empty files to hide
 
 refuse_runs() {
   for folder in "$shared/runs" "$shared/data"; do

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Creates the folder that all nodes share, owned by the user who trains. shared_folder.sh apply /fsx/trainfleet ubuntu
-# If FSx exports runs and data to S3, it creates them and the folders above them, and root may own them.
+# Creates the folder that all nodes share, owned by the user who trains: shared_folder.sh apply /fsx/trainfleet ubuntu
+# If FSx exports runs/ and data/ to S3, FSx has already created them and their parent folders, possibly owned by root.
 set -euo pipefail
 usage="usage: shared_folder.sh check|apply|verify FOLDER USER"
 verb=${1:?$usage} folder=${2:?$usage} user=${3:?$usage}
@@ -15,7 +15,7 @@ verify() {
   echo "shared folder: $folder, of $user"
 }
 
-apply() { # refuses another user's folder, and root's if root has set up a fleet in it
+apply() { # refuses another user's folder, including root's if it contains root's fleet
   local owner=root
   [ ! -d "$folder" ] || owner=$(stat -c %U "$folder")
   [ "$owner" = "$user" ] || { [ "$owner" = root ] && [ ! -e "$folder/code" ]; } ||

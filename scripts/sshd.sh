@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Configures sshd to accept only keys, not passwords. PAM stays on: without it limits.d is not read, and EFA would get 64 KiB of locked memory.
-# `sshd -t` validates the new configuration first, because a mistake would lock everybody out. Open connections stay open.
+# `sshd -t` validates the new configuration first, because a mistake would lock everyone out. Open connections stay open.
 set -euo pipefail
 usage="usage: sshd.sh check|apply|verify"
 verb=${1:?$usage}

@@ -1,7 +1,7 @@
-"""Writes the stories of the first run, data.sources: [toy-stories].
+"""Writes the stories for the first run (data.sources: [toy-stories]).
 
-`python scripts/stories.py` writes the same stories each time. Two friends, a thing and a place stay
-the same to the end of a story.
+`python scripts/stories.py` always writes the same stories. A story keeps the same two
+friends, thing and place from beginning to end.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Prints missing Neuron packages that the given packages require.
+"""Prints the Neuron packages that the given packages require but that are not installed.
 
-Neuron's packages come from Neuron's index, each pinned in docker/platforms.lock.yaml: the usual
-index may have others of their names.
+Neuron's packages are pinned in docker/platforms.lock.yaml and come only from Neuron's index,
+because the default index may have other packages with the same names.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ python=.venv/bin/python
 cpu_index=https://download.pytorch.org/whl/cpu # PyTorch's own index of builds without CUDA
 
 uses_uv() { [ "${TRAINFLEET_PIP:-}" != pip ] && command -v uv > /dev/null; }
-is_whole() { [ -x "$python" ] && { uses_uv || "$python" -m pip --version > /dev/null 2>&1; }; } # false if its creation was interrupted
+is_whole() { [ -x "$python" ] && { uses_uv || "$python" -m pip --version > /dev/null 2>&1; }; } # fails if creating it was interrupted
 needs_cuda() { "$python" -c 'import importlib.metadata as m; exit(not any("nvidia" in r for r in m.requires("torch") or ()))' 2> /dev/null; }
 has_gpu() { [ -d /proc/driver/nvidia/gpus ] || compgen -G '/dev/nvidia[0-9]*' > /dev/null; }
 
@@ -26,7 +26,7 @@ install_cpu_torch() { # a tenth of the default build's size; falls back to the d
     echo "PyTorch's index of CPU builds can't be reached, or has none that the lock knows; taking the usual build of torch"
 }
 
-take_turns() { # the second of two concurrent makes waits for the first; Python's flock, because macOS has no flock program
+take_turns() { # of two concurrent makes, the second waits; uses Python's flock, because macOS has no flock program
   exec 9>> .venv.lock; python3 -c 'import fcntl; fcntl.flock(9, fcntl.LOCK_EX | fcntl.LOCK_NB)' 2> /dev/null && return
   echo "another make is installing into .venv; waiting for it ..."
   python3 -c 'import fcntl; fcntl.flock(9, fcntl.LOCK_EX)' 2> /dev/null || true # the file system may not support locks

@@ -250,7 +250,7 @@ def test_a_reason_hides_secrets_and_is_no_reason_to_fail_where_it_can_t_be_left(
     assert str(home) not in sagemaker.read_text() and "***" in sagemaker.read_text()
     as_sagemaker(monkeypatch, Placement(0, 1, "127.0.0.1"), Path("/proc/none/failure"))
     assert run_node(home, "part", "5") == 5
-    assert "can't write the reason of the failure" in capsys.readouterr().err
+    assert "can't write the failure reason" in capsys.readouterr().err
 
 
 def test_a_node_that_can_t_begin_leaves_why(

@@ -113,14 +113,14 @@ def test_runs_that_teach_nothing_are_left_out() -> None:
 def test_the_plan_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     config("new")
     assert command(["plan"]) == 0
-    assert "no undisturbed run on this machine has been measured yet" in " ".join(
+    assert "no representative run on this machine has been measured yet" in " ".join(
         capsys.readouterr().out.split()
     )
     finished("a", 0.8)
     config("new")
     assert command(["plan"]) == 0
     assert (
-        "corrected by 1 finished run of this layout, which reached 0.80 times the predicted speed; 50% of that counts"
+        "corrected by 1 finished run of this layout, which reached 0.80 times the predicted speed (weight 50%)"
         in " ".join(capsys.readouterr().out.split())
     )
 
@@ -258,7 +258,7 @@ def test_a_profile_of_one_node_measures_products_and_attention_and_no_link_betwe
     Path("runs/of-two-nodes/profile").rename(folder)
     assert command(["plan", "SET=fleet.nodes=4"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert re.search(r"over predicted ones: matrix products [0-9.]+, attention [0-9.]+, mem", said)
+    assert re.search(r"over predicted time: matrix products [0-9.]+, attention [0-9.]+, mem", said)
     assert "not measured: kernel launches, gradient exchange" in said
 
 

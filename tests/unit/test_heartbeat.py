@@ -250,5 +250,5 @@ def test_a_rank_that_could_not_leave_at_a_step_ends(tmp_path: Path) -> None:
     )
     assert (
         done.returncode == heartbeat.FENCED
-        and "no step ended at which this rank could stop" in done.stderr
+        and "this rank did not reach the end of a step" in done.stderr
     )

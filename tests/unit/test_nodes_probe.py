@@ -272,12 +272,12 @@ def test_doctor_tells_what_to_write_and_stays_silent_where_that_is_there(tmp_pat
     lines, fits = provisioning.compare(config(tmp_path, asked), {"gpu-1": HGX})
     assert (
         not fits
-        and lines[0] == "the config does not describe the nodes' devices; write:"
+        and lines[0] == "the config does not describe the nodes' devices; add:"
         and "network: infiniband" in lines[-1]
     )
     assert provisioning.compare(config(tmp_path, OWN), {"n1": HGX}) == ([], True)
     lines, fits = provisioning.compare(config(tmp_path, f"{asked}, accelerator: h100"), {"n1": HGX})
-    assert fits and lines[0] == "the config does not fully describe the nodes' devices; write:", (
+    assert fits and lines[0] == "the config does not fully describe the nodes' devices; add:", (
         "the network is open"
     )
     lines, fits = provisioning.compare(

@@ -197,7 +197,7 @@ def test_an_unbroken_run_that_fails_is_told(
     monkeypatch.setattr(
         RehearsalStage, "end", lambda self, process: process.kill() or (process.communicate() and 1)
     )
-    with pytest.raises(RunError, match="the unbroken run failed"), stage_for(config, True):
+    with pytest.raises(RunError, match="the fault-free run failed"), stage_for(config, True):
         pass
     assert not place.exists()
 
@@ -252,7 +252,7 @@ def test_a_rank_or_step_that_never_comes_is_refused(
     told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, told)
-    with pytest.raises(RunError, match=f"can't play the fault {told}"):
+    with pytest.raises(RunError, match=f"can't inject the fault {told}"):
         environment("rehearsal-nan", 2, 120)
 
 

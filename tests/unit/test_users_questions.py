@@ -51,7 +51,7 @@ QUESTIONS: dict[str, tuple[str, list[str], list[str], tuple[float, float]]] = {
         [
             r"AWS: 25,933 tokens/s per node",
             r"cost about \$9,[0-9]{3}, including \$[0-9.]+ for setup and idle time",
-            r"set-up takes about [0-9]+ min before; waiting in a queue or for machines is not included",
+            r"setup takes about [0-9]+ min before; waiting in a queue or for machines is not included",
         ],
         (730, 890),
     ),
@@ -59,7 +59,7 @@ QUESTIONS: dict[str, tuple[str, list[str], list[str], tuple[float, float]]] = {
         "roberta-large-p3dn-ec2",
         ["NODES=8", "SET=budget.max_usd=null"],
         [
-            r"predicted from related devices, because no run of a similar engine on this device is published",
+            r"predicted from related devices, because no run of a similar trainer on this device has been published",
             r"warning: model\.vocab_size per tensor rank is 50265, not a multiple of 8; its matmuls",
         ],
         (6_000, 14_000),

@@ -1,9 +1,9 @@
-"""Faults that `make rehearse` and the drills inject, with what a run promises for each of them.
+"""Faults that `make rehearse` and the drills inject, and what a run promises for each of them.
 
 A rank injects its own faults, so they work on every backend. TRAINFLEET_FAULT=name@step:rank
-selects the fault, the step and the rank. Only a run that is named after the fault accepts the
-variable, and only its first attempt plays the fault. A fault without `play` needs power over
-another machine, so launch/faults.py injects it.
+selects the fault, the step and the rank. The variable is accepted only by a run that is named after
+the fault. Only the first attempt injects the fault, unless it persists (`stays`). Faults without
+`play` must be injected from outside the ranks, by launch/faults.py.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from ..trust.errors import RunError
 from . import fence
 
 VARIABLE = "TRAINFLEET_FAULT"
-PREFIX = "rehearsal-"  # name prefix of the runs that may break themselves
-BREAK_AT, RANK = 50, 1  # the step after which the fault is injected, and the rank
+PREFIX = "rehearsal-"  # name prefix of the runs in which faults may be injected
+BREAK_AT, RANK = 50, 1  # step after which the fault is injected, and the rank
 # File size limit in bytes, below the size of a checkpoint's files.
 SMALL = 600_000
 SLOWNESS = 0.2  # seconds added to each forward pass of a slow rank
-LONGEST = 8000  # number of steps of a run that is stopped as soon as its fault is detected
+LONGEST = 8000  # steps of a run that is stopped once its fault is detected
 SLOWLY = (
     f"train.steps={LONGEST} train.log_every=10 checkpoint.every={LONGEST} fleet.on_slow_node=warn"
 )
@@ -50,19 +50,19 @@ Play = Callable[[Any], object]  # injects a fault into the rank of an engine.tra
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault, and its promises."""
+    """A fault, and what a run promises if it occurs."""
 
     name: str
     what: str
     verdicts: tuple[str, ...] = ()  # causes that the verdict may name, or none for no verdict
     rank: int | None = None  # rank that the verdict must blame
     needs: tuple[str, ...] = ()  # requirements that the fleet must meet
-    play: Play | None = None  # None if the fault needs another machine
+    play: Play | None = None  # None if a rank can't inject the fault itself
     within: float = 60.0  # maximum seconds until it is detected
     lost: int = BREAK_AT  # maximum number of steps that run twice
     event: str = ""  # event that must be recorded
     words: str = ""  # config overrides of the run
-    stays: bool = False  # whether it exists from the start, in every attempt on the same host
+    stays: bool = False  # whether it persists: from the start of each attempt on the same host
 
 
 def _send(number: signal.Signals, whom: Callable[[], int] = os.getpid) -> Play:
@@ -135,11 +135,11 @@ ROWS = (
     Fault("agent-killed", "node 1's torchrun is killed (kill -9)", KILLED, 1,
           play=_send(signal.SIGKILL, os.getppid)),
     Fault("rank-stopped", "rank 1 hangs (SIGSTOP)", ("hang",), 1, play=_send(signal.SIGSTOP)),
-    Fault("rank-slow", f"rank 1 computes {SLOWNESS} s longer per step", ("slow",), 1,
+    Fault("rank-slow", f"rank 1 takes {SLOWNESS} s longer per step", ("slow",), 1,
           play=_slow_down, within=90.0, words=SLOWLY),
     Fault("rank-raised", "rank 1 raises an exception", ("code",), 1,
-          play=_raise(lambda: IndexError("an exception of the rehearsal"))),
-    Fault("out-of-memory", "rank 1 gets no more memory from its node", ("host-memory",), 1,
+          play=_raise(lambda: IndexError("an exception raised by the rehearsal"))),
+    Fault("out-of-memory", "rank 1 runs out of host memory", ("host-memory",), 1,
           play=lambda trainer: bytearray(sys.maxsize - 1)),
     Fault("link-cut", f"node 1 is cut off from the network for {CUT} s",
           ("lost-node", "slow"), 1, (LINKS, SPARE)),
@@ -148,11 +148,11 @@ ROWS = (
     Fault("launcher-killed", "make train is killed (kill -9) and run again"),
     Fault("head-lost", "all processes on the head are killed (kill -9), with the launcher",
           KILLED, 0, (OWN_HEAD,)),
-    Fault("notice", "rank 1's machine will be reclaimed; make train is run again",
+    Fault("notice", "rank 1's machine is about to be reclaimed; make train is run again",
           play=_send(signal.SIGUSR1), lost=0, event="stopped"),
     Fault("checkpoint-damaged", "rank 1 is killed and the newest checkpoint's largest file is "
           "cut to half its size", ("killed",), 1, play=_tear, event="damaged"),
-    Fault("disk-full", "the disk is full for checkpoints, then has space again", ("disk",), 1,
+    Fault("disk-full", "the checkpoints' disk fills up, then has space again", ("disk",), 1,
           (DISK,), _fill_disk, within=180.0, lost=LONGEST),
     Fault("read-only", "the checkpoint folder is read-only, then writable again", ("disk",),
           None, (DISK,), _forbid_writes, within=180.0, lost=LONGEST),
@@ -167,7 +167,7 @@ FAULTS = {fault.name: fault for fault in ROWS}
 
 @dataclass(frozen=True)
 class FaultOrder:
-    """Request in VARIABLE to inject a fault."""
+    """Request to inject a fault, as encoded in VARIABLE."""
 
     fault: Fault
     step: int
@@ -177,8 +177,8 @@ class FaultOrder:
         return f"{self.fault.name}@{self.step}:{self.rank}"
 
     def is_due(self, run: Run) -> bool:
-        """Returns whether this process must inject the fault: in the run's first attempt, and in
-        later ones on the same host if the fault stays.
+        """Returns whether this process must inject the fault: in the run's first attempt, and also
+        in later ones on the same host if the fault persists.
         """
         if int(os.environ.get("RANK", "0")) != self.rank:
             return False
@@ -212,22 +212,23 @@ def ordered(run: str) -> FaultOrder | None:
         why = f"use name@step:rank with one of {' '.join(FAULTS)}"
         raise RunError(f"{VARIABLE}={text[:80]!a} is not a fault", where=run, why=why, next=UNSET)
     if run != PREFIX + fault.name:
-        why = f"{VARIABLE}={text} is set, but only the run {PREFIX}{fault.name} plays this fault"
+        why = f"{VARIABLE}={text} is set, but only the run {PREFIX}{fault.name} injects this fault"
         raise RunError("the run is not a rehearsal", where=run, why=why, next=UNSET)
     return FaultOrder(fault, int(match[2]), int(match[3]))
 
 
 def environment(run: str, ranks: float = inf, steps: float = inf) -> dict[str, str]:
-    """Returns the variable that requests this run's fault, for its nodes.
+    """Returns the environment variable that makes the nodes inject the requested fault, or {} if
+    none is requested.
 
     Raises:
-        RunError: the run is not the fault's rehearsal, or has fewer ranks or steps.
+        RunError: the run is not the fault's rehearsal, or has too few ranks or steps.
     """
     if not (order := ordered(run)):
         return {}
     if order.rank >= ranks or not 0 < order.step < steps:
         why = f"the run has {ranks} ranks and {steps} steps"
-        raise RunError(f"can't play the fault {order}", where=run, why=why, next=UNSET)
+        raise RunError(f"can't inject the fault {order}", where=run, why=why, next=UNSET)
     return {VARIABLE: str(order)}
 
 
@@ -249,7 +250,7 @@ def arm(run: Run, trainer: Any) -> None:
 def begin() -> None:
     """Injects a fault that exists from the start. Called when a rank imports the engine.
 
-    `main` raises the errors of a malformed request.
+    Ignores malformed requests, because `main` raises their errors later.
     """
     if VARIABLE not in os.environ:
         return

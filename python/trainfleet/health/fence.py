@@ -2,14 +2,15 @@
 
 On any host, ranks of earlier attempts detect the newer one and exit.
 
-heartbeats/attempts/<n>         attempt n: {order}, the number of the launcher's attempt to which n
-                                belongs. Written by the process that claims n (run/claims.py)
-heartbeats/attempts/<n>.taken   ranks have started as attempt n
+heartbeats/attempts/<n>         record of attempt n, with its order: the number of the launcher's
+                                attempt that n belongs to. Written by the process that claims n
+                                (run/claims.py)
+heartbeats/attempts/<n>.taken   exists once ranks have started as attempt n
 heartbeats/newest               order and number of the newest attempt, for hosts that cache
                                 directory listings (run/claims.py)
 
-The launcher begins an attempt and passes its number to the ranks as TRAINFLEET_ATTEMPT. The ranks
-call this number their order. If a scheduler restarts the ranks, as in a Slurm requeue or an AWS
+The launcher begins an attempt and passes its number to the ranks as TRAINFLEET_ATTEMPT. This
+number is their order. If a scheduler restarts the ranks, as in a Slurm requeue or an AWS
 Batch retry, they get the same order again. Rank 0 therefore checks whether its order was already
 taken. If so, it claims the next number, and the ranks of the previous start exit.
 """

@@ -153,8 +153,8 @@ class Heart:
         self._stacks = asked(folder)
         self._complained = self._orphaned = False
         self._end = threading.Event()
-        # Send a heartbeat now. Otherwise another rank that finishes might conclude that all ranks
-        # have.
+        # Send a heartbeat now, or another rank that finishes might conclude that all ranks have
+        # finished.
         self._try(self._leave)
         self._thread = threading.Thread(target=self._run, name="heart", daemon=True)
         self._thread.start()
@@ -228,7 +228,7 @@ class Heart:
         newest = Attempt(orders.order, orders.number)
         if newest > self.attempt if self.met else newest.order > self.attempt.order:
             self._leave_for_good(
-                f"attempt {self.attempt.number} has ended; this rank was unreachable and exits"
+                f"attempt {self.attempt.number} ended while this rank was unreachable; it exits"
             )
         if orders.stacks and orders.stacks != self._stacks:
             self._stacks = orders.stacks
@@ -239,8 +239,8 @@ class Heart:
                 self.alone(orders.lease.vacant)
             if orders.lease.vacant >= self.patience + TO_LEAVE:
                 self._leave_for_good(
-                    f"no launcher for {orders.lease.vacant:.0f} s, and no step ended at which "
-                    "this rank could stop; it exits"
+                    f"no launcher for {orders.lease.vacant:.0f} s, and this rank did not reach the "
+                    "end of a step, where it could stop; it exits"
                 )
 
     def _leave_for_good(self, words: str) -> None:

@@ -2,8 +2,8 @@
 charge.
 
 head.json              host, process, term and time of the launcher in charge, which rewrites the
-                       file every second. From byte ROOM on: a launch without a launcher yet
-                       (launch/launching.py), blanked when a launcher takes the lease
+                       file every second. From byte ROOM on: a launch that has no launcher
+                       yet (launch/launching.py), blanked when a launcher takes the lease
 heartbeats/terms/<n>   the launcher that claimed term n. If several claim it at once, only one
                        succeeds (run/claims.py)
 standby.json           the same fields for the standby host, which can take over
@@ -429,9 +429,10 @@ def newest_term(folder: Path) -> int:
 
 
 def _is_tried_again(kind: type[BaseException]) -> bool:
-    """Returns whether a launcher ended without a verdict on its job.
+    """Returns whether this launcher was started by a standby and failed without a verdict on its
+    job.
 
-    If so, the standby that started it starts another one.
+    If so, the standby starts another launcher.
     """
     return (
         SUCCEEDS in os.environ and issubclass(kind, Exception) and not issubclass(kind, JobFailed)

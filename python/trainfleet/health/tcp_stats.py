@@ -177,8 +177,8 @@ def _parse(message: bytes, family: int) -> tuple[str, str, float, int, int] | No
 
 
 def slow_nodes(before: Links, now: Links, slower: bool = True) -> dict[int | None, str]:
-    """Returns the nodes whose links are far worse than the others', with the reasons in words.
-    Pure.
+    """Returns the nodes whose links are far worse than the others', with the reasons as text. Pure
+    function.
 
     A bad link shows up in two nodes' statistics, so a node is blamed only if even its best link is
     bad. With only two nodes, a good link to another machine exonerates a node. Otherwise, the key
@@ -206,14 +206,12 @@ def slow_nodes(before: Links, now: Links, slower: bool = True) -> dict[int | Non
             median(known[other] for other in known if other != node) for known in (ms, lost)
         )
         if words := _words(ms[node], lost[node], usual_ms, usual_lost, slower):
-            found[node] = f"{words}; the other nodes have {usual_lost:.1%} and {usual_ms:.1f} ms"
+            found[node] = f"{words}; other nodes lose {usual_lost:.1%} and have {usual_ms:.1f} ms"
     return found
 
 
 def _words(ms: float, lost: float, usual_ms: float, usual_lost: float, slower: bool) -> str:
-    """Describes what is wrong with links of this RTT and loss rate, or returns "" if they are
-    fine.
-    """
+    """Describes the problem of links with this RTT and loss rate. Returns "" for good links."""
     least_ms, least_lost = (SLOW_MS, LOSSY) if slower else (CLEARLY_SLOW_MS, CLEARLY_LOSSY)
     if lost >= max(least_lost, LOSSY_TIMES * usual_lost):
         return f"its links lose {lost:.0%} of the packets"
@@ -223,9 +221,10 @@ def _words(ms: float, lost: float, usual_ms: float, usual_lost: float, slower: b
 
 
 def _worse_of_two(a: int, b: int, now: Links) -> int | None:
-    """Returns the node, of two, that has no good link to any other machine.
+    """Returns the one of two nodes that has no good link to any other machine, or None if both or
+    neither have one.
 
-    Launchers and file servers count as other machines. Returns None if the links are inconclusive.
+    Launchers and file servers count as other machines.
     """
     both = {address for node in (a, b) for address in now[node].addresses}
     good = [

@@ -31,7 +31,7 @@ from .heartbeat_format import Beat, Beats, stage
 
 STEPS_KEPT = 256  # number of recent steps to keep; their median is the usual step time
 SLOWER = 1.5  # a rank is a straggler above this multiple of the other ranks' own work time
-SLOW_SHARE = 0.2  # minimum share of a step that a straggler's excess takes up
+SLOW_SHARE = 0.2  # minimum share of the step time by which a straggler exceeds the other ranks
 SLOW_LOOKS = 30  # consecutive slow heartbeats before a rank counts as a straggler
 # Minimum number of distinct readings among those heartbeats. A reading is a mean that stays the
 # same until the next step is logged.
@@ -63,8 +63,8 @@ class Limits:
     # After the last step, rank 0 loads and writes a sample and closes the loggers.
     conclude: float = 1800.0
     end: float = 30.0  # from the last rank's final heartbeat until its torchrun exits
-    step: float = 10.0  # minimum for a step
-    steps: float = 10.0  # multiple of the usual step time, if that is longer than the minimum
+    step: float = 10.0  # minimum limit for a step
+    steps: float = 10.0  # limit as a multiple of the usual step time, if that is above the minimum
 
     def later(self, seconds: float) -> Limits:
         """Returns the limits for a watcher that sees the ranks' state with a delay of `seconds`."""
@@ -126,7 +126,7 @@ class Watchdog:
     def look(self, beats: Mapping[int, Beat], now: float) -> Alarm | None:
         """Processes the ranks' latest heartbeats and returns an alarm if the job makes no progress.
 
-        Some may be unchanged since the previous call.
+        Some heartbeats may be unchanged since the previous call.
         """
         gap, self.looked = now - (self.looked or now), now
         moved = self.hear(beats.values(), now)

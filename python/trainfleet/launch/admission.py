@@ -75,8 +75,8 @@ def examine(config: Config, hosts: Sequence[Host], start: Path) -> preflight.Pre
                 Finding(
                     host,
                     "facts",
-                    implausible(error, "what facts.sh prints").message,
-                    "run sinfo -R; use another node",
+                    implausible(error, "facts.sh output").message,
+                    "run sinfo -R to see its state, or use another node",
                 )
             )
     config = replace(config, fleet=replace(config.fleet, shared_folder=str(Path.cwd())))

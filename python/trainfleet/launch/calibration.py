@@ -26,20 +26,20 @@ NEWEST = 12  # maximum number of run folders to read, newest first
 ENOUGH = 20  # minimum number of steps; compilation and warm-up dominate shorter runs
 LARGEST = 1 << 20  # maximum size of a metrics.jsonl to read, in bytes
 PLAIN = 4  # minimum number of timed steps in a profile, excluding warm-up and profiled steps
-PROFILE = 9  # runs that a profile counts as, because its medians ignore disturbed steps
+PROFILE = 9  # number of runs that a profile counts as, since its medians resist interference
 NEAR, FAR = 0.2, 5.0  # ratios outside this range suggest that other load interfered with the run
-# Metrics of a step's forward and backward pass, and of its other phases (engine/timing.py).
+# Metrics that time a step's forward and backward pass, and its other phases (engine/timing.py).
 PASSES = ("forward_seconds", "backward_seconds", "pipeline_seconds")
 SPANS = {"gradients": "communication_seconds", "update": "optimizer_seconds"}
 COMPUTED = ("products", "attention", "traffic")
-# Phases that depend on the links, which are other ones between nodes than inside a node.
+# Phases whose time depends on the links, which differ within a node and between nodes.
 LINKED = ("exchange", "gradients")
 
 
 @dataclass(frozen=True)
 class Lesson:
-    """Lesson from a past run: its config, and its ratios of measured to predicted speed overall and
-    of measured to predicted time per phase of a step.
+    """Lesson from a past run: its config, its overall ratio of measured to predicted speed, and the
+    ratio of measured to predicted time for each phase of a step.
     """
 
     config: Config
@@ -76,8 +76,8 @@ def experience_of(config: Config) -> Experience | None:
 
 
 def _apt(lesson: Lesson, config: Config) -> dict[str, float]:
-    """Returns the ratios of a lesson's phases, without LINKED if only one of the fleets has several
-    nodes.
+    """Returns the lesson's ratio per phase. Drops LINKED phases if one fleet has several nodes and
+    the other has only one.
     """
     same = (lesson.config.fleet.nodes > 1) == (config.fleet.nodes > 1)
     return {name: ratio for name, ratio in lesson.parts.items() if same or name not in LINKED}
@@ -110,8 +110,8 @@ def _read(folder: Path, written: int) -> Lesson | None:
 
 
 def _shares(run: Run) -> dict[str, float]:
-    """Returns the shares of the profiled steps that matmuls, attention and communication that is
-    not overlapped took, or {} if the run has no profile.
+    """Returns the fractions of the profiled time spent on matmuls, attention and exposed
+    communication, or {} if the run has no profile.
     """
     path = run.profile / "summary.json"
     if (record := read_json(path)) is None:
@@ -124,7 +124,7 @@ def _shares(run: Run) -> dict[str, float]:
 def _lesson(
     config: Config, results: Record, metrics: list[Record], shares: dict[str, float]
 ) -> Lesson | None:
-    """Returns the run's Lesson, or None if the run was too short or disturbed."""
+    """Returns the run's Lesson, or None if the run was too short or not representative."""
     steps, predicted = plain(config, metrics), _predicted(config, results)
     speed = results.get("tokens_per_second")
     enough = (results.get("steps") or 0) >= ENOUGH
@@ -138,8 +138,8 @@ def _lesson(
 
 
 def _predicted(config: Config, results: Record) -> StepTime | None:
-    """Returns the step time without corrections, as predicted at launch. Today's cores may differ
-    from the run's.
+    """Returns the uncorrected step time as predicted at launch. A new prediction might assume
+    different CPU cores.
     """
     step, then = predict(config), (results.get("predicted") or {}).get("step_seconds")
     if step is None or not isinstance(then, float) or then <= 0:
@@ -149,7 +149,8 @@ def _predicted(config: Config, results: Record) -> StepTime | None:
 
 def _parts(steps: list[Record], predicted: StepTime, shares: dict[str, float]) -> dict[str, float]:
     """Returns the ratio of measured to predicted time per phase of a step, or {} if the run did not
-    time its phases. Without `shares` of a profile, calls and exchange are taken as predicted.
+    time its phases. Assumes the predicted time for kernel launches, and also for exchange if
+    `shares` is empty.
     """
     whole, spent = _median(steps, "seconds"), {key: _median(steps, of) for key, of in SPANS.items()}
     passes = sum(_median(steps, name) for name in PASSES)
@@ -171,7 +172,9 @@ def _parts(steps: list[Record], predicted: StepTime, shares: dict[str, float]) -
 
 
 def _computed(seconds: float, kinds: dict[str, float], predicted: StepTime) -> dict[str, float]:
-    """Divides the seconds of computing into COMPUTED: by a profile's kinds, or as predicted."""
+    """Splits the compute time among the COMPUTED phases: as profiled if a profile exists, otherwise
+    in the predicted proportions.
+    """
     known = {kind: kinds[kind] for kind in COMPUTED if kind in kinds}
     traffic = seconds - sum(known.values())
     if known and traffic > 0:
@@ -181,7 +184,7 @@ def _computed(seconds: float, kinds: dict[str, float], predicted: StepTime) -> d
 
 
 def plain(config: Config, lines: list[Record]) -> list[Record]:
-    """Returns the metrics of steps with timed parts, excluding warm-up and profiled steps."""
+    """Returns the metrics of steps with phase timings, excluding warm-up and profiled steps."""
     first, last = map(int, (config.train.profile_steps or "0-0").split("-"))
     timed = (line for line in lines if "forward_seconds" in line or "pipeline_seconds" in line)
     return [
@@ -194,7 +197,9 @@ def _median(lines: list[Record], name: str) -> float:
 
 
 def _hardware(fleet: Fleet) -> object:
-    """Returns a comparable value for a fleet's hardware and software, ignoring the price."""
+    """Returns a key that is equal for fleets with the same hardware and software, ignoring the
+    price.
+    """
     kind = fleet.node_type
     what = replace(kind, usd_per_hour=None) if kind else fleet.is_told
     return what, fleet.platform, fleet.backend

@@ -168,7 +168,7 @@ def remove_remakeable() -> None:
         )
     removed = sum(remove(path) for path in _remakeable())
     print(
-        f"removed {size(removed)} of files that can be generated again (reports, plots, caches, "
+        f"removed {size(removed)} of files that can be regenerated (reports, plots, caches, "
         "incomplete files)"
     )
 

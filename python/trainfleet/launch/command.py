@@ -74,7 +74,7 @@ def placed(error: NoSource, variables: Variables) -> ConfigError:
     message = f"{error.where or 'it'} {error.what}: {error.why}"
     return ConfigError(
         [Problem(line, where, f"data.sources[{error.entry}]", message)],
-        next="correct this entry of data.sources",
+        next="fix this entry in data.sources",
     )
 
 
@@ -86,8 +86,8 @@ def config_of(settings: Settings) -> tuple[Config, Derivation]:
 
 
 def elsewhere(settings: Settings, config: Config) -> Settings:
-    """Returns the settings on a backend that can have other machines than this one: the config's
-    backend, or else the first scheduler of machines that only the config describes.
+    """Returns settings with a backend that is not limited to this machine: the config's own, or
+    else the first scheduler whose machines are fully described by the config.
     """
     if not backend_of(config).is_here:
         return settings
@@ -96,11 +96,11 @@ def elsewhere(settings: Settings, config: Config) -> Settings:
 
 
 def on_type(settings: Settings, name: str) -> Config:
-    """Returns the config on nodes of an EC2 type, with the configured number of nodes or, if that
-    is not possible, another one.
+    """Returns the config for nodes of an EC2 instance type. Keeps the configured node count if it
+    is valid, and otherwise tries a few common ones.
 
     Raises:
-        ConfigError: no tried number of nodes is possible; lists the problems with the first one.
+        ConfigError: no node count is valid. The error lists the problems with the configured one.
     """
     errors = []
     for nodes in ({}, *({"NODES": ("fleet.nodes", str(count))} for count in (1, 8, 64))):
@@ -113,7 +113,9 @@ def on_type(settings: Settings, name: str) -> Config:
 
 
 def config_to_examine(settings: Settings) -> Config:
-    """Returns the config for commands that examine nodes. They accept unknown hardware."""
+    """Returns the config for node-inspection commands. Unlike other commands, these accept unknown
+    hardware.
+    """
     return load(settings, terms_to_examine)[0]
 
 
@@ -212,7 +214,7 @@ def _data(config: Config, backend: Backend) -> tuple[list[str], bool]:
     """Returns notes about the dataset, and whether the dataset exists."""
     folder = DATA / config.data.name
     if backend.hands_over:
-        return [f"the nodes tokenize data.sources into {folder}"], False
+        return [f"the nodes will tokenize data.sources into {folder}"], False
     dataset = find(config.data)
     if dataset is not None:
         notes = [

@@ -150,11 +150,11 @@ def require(config: Config) -> None:
     """
     if compiles_ahead(config) or config.train.compile:
         return
-    why = "false compiles nothing; set true"
+    why = "false compiles nothing; set it to true"
     if node_types.device_of(config.fleet.platform) == "neuron":
         why = (
-            "TorchNeuron keeps compiled programs in a folder, but these nodes share no folder; "
-            "make train compiles during training"
+            "TorchNeuron caches compiled programs in a folder, but these nodes don't share one; "
+            "make train compiles them during training"
         )
     raise ConfigError.of("train.compile", why, next="make train")
 
@@ -257,7 +257,7 @@ def expected_duration(config: Config) -> str:
     # Source: AWS Neuron documentation (awsdocs-neuron.readthedocs-hosted.com), tutorial dp_bert,
     # 2026-08-17.
     return (
-        "no run of this model was compiled here; AWS's BERT-Large takes 13 min on a "
+        "this model has not been compiled here before; AWS's BERT-Large takes 13 min on a "
         "trn1.32xlarge, and larger models take longer"
     )
 

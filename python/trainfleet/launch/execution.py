@@ -283,16 +283,17 @@ class Launch:
     def _execute(
         self, request: Request, live: Live | TokenizeLive, running: Handle | None, **told: Any
     ) -> bool:
-        """Follows a job until it ends. `told` is passed on to the job's Watch.
+        """Follows a job until it ends. `told` contains extra fields for the job's Watch.
 
         Raises:
-            JobFailed: the job failed; the message contains the verdict.
+            JobFailed: the job failed. The message contains the verdict.
         """
         choices = {config.fleet.nodes: config for config in (self.config, *smaller(self.config))}
         job_of = train_job if request.job.kind == "train" else tokenize_job
         found = choices.get(request.job.nodes, self.config)
-        faults.environment(self.run.name, found.world_size, found.train.steps)  # can it be played?
-        if found != self.config:  # A standby took over with fewer nodes.
+        # Raises if the run's fault can't be injected at this world size.
+        faults.environment(self.run.name, found.world_size, found.train.steps)
+        if found != self.config:  # a standby took over with fewer nodes
             refit(self.run, found)
         watch = replace(self._watch(live), **told)
         with live:

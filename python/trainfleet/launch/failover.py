@@ -102,7 +102,7 @@ class Succession:
             self.silent = 0.0
             alive = newest.host != platform.node() and newest.number >= self.number
             if alive and not self.lease.standby:
-                print(f"{newest.host} is the standby now")
+                print(f"{newest.host} is now the standby")
             self.lease.standby, self.until = (newest.host, 0.0) if alive else ("", self.until)
             return
         self.silent += EVERY

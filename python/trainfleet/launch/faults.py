@@ -32,11 +32,12 @@ from .execution import STOPPED
 from .rehearsal import LACKING, SEEN, WHOLE, HostStage, RehearsalStage, nodes_of
 
 CUT_RATE = "rate 1kbit burst 90 latency 1ms"
-# Delays each packet, so that a step's few MB take half a second instead of a few hundredths.
+# Delays every packet, so that a step's few MB take half a second instead of a few hundredths of
+# one.
 SLOW_RATE = "rate 50mbit burst 32kb latency 2s"
-SLOWED = 90  # maximum seconds for which a link or rank is slow
-LAG = 60.0  # seconds by which detection may be later on other machines
-USUAL = 30.0  # seconds of training until the usual step time is known (watchdog.RECENT)
+SLOWED = 90  # maximum seconds for which a link or rank is slowed
+LAG = 60.0  # extra seconds allowed for detection on other machines
+USUAL = 30.0  # seconds of training until the usual step time is established (watchdog.RECENT)
 
 
 def chosen(names: str) -> list[Fault]:
@@ -65,7 +66,7 @@ def require_hosts(head: Head) -> Config:
     located, then, problem = head.located, "make rehearse SET='fleet.backend=local'", ""
     if head.by_agent:
         problem = (
-            "a rehearsal needs SSH, but only Session Manager reaches these hosts; "
+            "a rehearsal needs SSH, but these hosts can be reached only through Session Manager; "
             "set fleet.aws.allow_ssh_from"
         )
     elif (count := len(located.fleet.hosts)) < 2:
@@ -87,7 +88,7 @@ def lacking(config: Config, head: Head | None) -> dict[str, str]:
     if nodes < 3:
         found[MAJORITY] = "with two nodes, the slow one can't be identified; use four hosts"
     elif row and row.efa:
-        found[KERNEL] = "EFA traffic bypasses the kernel, so tc can't slow it"
+        found[KERNEL] = "EFA traffic bypasses the kernel, so tc can't slow it down"
     return found
 
 
@@ -116,7 +117,7 @@ def stage_for(config: Config, sure: bool) -> Iterator[RehearsalStage]:
             raise RunError(why, where=where, next="make rehearse YES=1")
         if not head and Can.SHARED in backend.can:
             parent = Path(config.fleet.shared_folder or Path.cwd())
-    words = "the rehearsal uses separate runs in a separate folder; first, an unbroken run"
+    words = "the rehearsal uses separate runs in a separate folder, starting with a fault-free run"
     print(words, flush=True)
     with own_folder(parent) as folder:
         stage = HostStage if head else RehearsalStage
@@ -137,7 +138,7 @@ def prepared(made: RehearsalStage) -> Iterator[RehearsalStage]:
         made.clear()
         made.furnish()
         if code := made.end(made.begin(WHOLE)):
-            what = "the unbroken run failed before any fault was caused"
+            what = "the fault-free run failed before any fault was injected"
             why = f"it ended with exit code {code}: {made.said.strip()[-800:]}"
             raise RunError(what, where=str(made.folder), why=why, next="make doctor")
         made.whole = made.losses(WHOLE)
@@ -190,8 +191,8 @@ def own_folder(parent: Path) -> Iterator[Path]:
 
 
 def rehearse(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
-    """Injects a fault and returns its outcome. The outcome gives the reason if this stage can't
-    inject the fault.
+    """Injects a fault and returns its outcome. If this stage can't inject the fault, the outcome is
+    marked as skipped, with the reason.
     """
     if why := next((stage.lacking[need] for need in fault.needs if need in stage.lacking), ""):
         return FaultOutcome(fault.name, skipped=why, what=fault.what)
@@ -213,8 +214,8 @@ def _ended(code: int, *wanted: int) -> list[str]:
 
 
 def _played(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
-    """Runs a run in which a rank injects the fault. If the failure can't be retried, the command
-    must fail, and rerunning it must continue the run.
+    """Trains with a fault that a rank injects into itself. If a retry can't fix the failure, the
+    command must fail without retrying, and rerunning it must resume the run.
     """
     code = stage.end(stage.begin(fault.name, fault.words, plays=True))
     began = stage.struck(fault.name)
@@ -224,16 +225,16 @@ def _played(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
     if then == {Then.STOP} and _first(stage.events(fault.name, began), "restarted"):
         broken.append("the launcher retried a failure that a retry can't fix")
     if code and (again := stage.end(stage.begin(fault.name, fault.words))):
-        broken.append(f"the same command ended with exit code {again}")
+        broken.append(f"rerunning the command failed with exit code {again}")
     return _measure(fault, stage, began, broken)
 
 
-# Exit codes that a command may have after a failure, by the decision
+# Acceptable exit codes after a failure, by the verdict's decision on retries.
 CODES = {Then.HERE: (0,), Then.ELSEWHERE: (0, 1), Then.STOP: (1,)}
 
 
 def _slow(fault: Fault, stage: Any) -> FaultOutcome:
-    """Slows one rank or its network traffic. The run must continue with the same losses, until it
+    """Slows one rank or its network traffic. Training must continue with unchanged losses. The run
     is stopped once the slow node is detected.
     """
     process = stage.begin(fault.name, fault.words, plays=fault.play is not None)
@@ -285,11 +286,11 @@ def _killed_launcher(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
     if stage.prefixes:
         time.sleep(SEEN)  # another launcher may lead only once this one's lease has expired
     if code := stage.end(stage.begin(fault.name)):
-        broken.append(f"the same command ended with exit code {code}")
+        broken.append(f"rerunning the command failed with exit code {code}")
     return _measure(fault, stage, began, broken)
 
 
-# Faults that a rank doesn't inject alone. A stage that lacks what a fault needs never plays it.
+# Faults that need more than a rank injecting them. A stage skips them if it can't meet their needs.
 PLAYS: dict[str, Callable[[Fault, Any], FaultOutcome]] = {
     "rank-slow": _slow,
     "link-slowed": _slow,
@@ -307,8 +308,8 @@ def _measure(
     named: Record | None = None,
     ends: bool = True,
 ) -> FaultOutcome:
-    """Returns a fault's outcome from the run's events since `began`. `named` replaces the verdict
-    event for faults that have no verdict. `ends` specifies whether the run must finish.
+    """Computes a fault's outcome from the run's events since `began`. `named` replaces the
+    verdict event if the fault produces no verdict. `ends` is whether the run must finish.
     """
     events = stage.events(fault.name, began)
     verdict = named or _first(events, "verdict")
@@ -320,7 +321,7 @@ def _measure(
     equal = _has_equal_losses(stage, fault.name, ends)
     seen, back = _seconds(began, first), _seconds(began, again)
     if fault.event and not _first(events, fault.event):
-        broken.append(f"the run has no event {fault.event}")
+        broken.append(f"the run recorded no {fault.event} event")
     outcome = FaultOutcome(fault.name, seen, said, not wrong, lost, back, equal)
     return replace(outcome, broken=(*broken, *_unkept(fault, stage, outcome, wrong)))
 
@@ -328,15 +329,15 @@ def _measure(
 def _unkept(
     fault: Fault, stage: RehearsalStage, outcome: FaultOutcome, wrong: str
 ) -> Iterator[str]:
-    """Yields a message for each violated promise that is common to all faults."""
+    """Yields a message for each violated promise, out of those that all faults share."""
     if wrong:
         yield wrong
     if outcome.noticed is not None and outcome.noticed > fault.within + LAG * (
         not stage.backend.is_here
     ):
-        yield f"it was noticed only after {outcome.noticed:.0f} s"
+        yield f"the fault was detected only after {outcome.noticed:.0f} s"
     if not outcome.equal:
-        yield "the losses differ from those of the unbroken run"
+        yield "the losses differ from those of the fault-free run"
     if outcome.lost > fault.lost:
         yield f"{outcome.lost} steps ran twice"
 
@@ -360,7 +361,7 @@ def _first(events: Iterable[Record], *names: str, after: float = 0.0) -> Record 
 
 
 def _what_is_wrong(fault: Fault, verdict: Record | None, said: str) -> str:
-    """Describes what is wrong with a verdict (its cause or the blamed rank), or returns "" if it is
+    """Describes the verdict's error (wrong cause or wrong rank), or returns "" if the verdict is
     right.
     """
     if said not in (fault.verdicts or ("none",)):

@@ -147,18 +147,18 @@ def require_fit(config: Config, stored: FoundImage, image: str) -> None:
     then = "set fleet.container: build, then run make push"
     if stored.architecture != ARCHITECTURE:
         why = (
-            f"it is for {stored.architecture}, but {config.fleet.instance_type or 'the fleet'} is "
-            f"{ARCHITECTURE}"
+            f"it is built for {stored.architecture}, but "
+            f"{config.fleet.instance_type or 'the fleet'} is {ARCHITECTURE}"
         )
         raise ImageError(
-            "the image is for another processor architecture", where=image, why=why, next=then
+            "the image is built for another processor architecture", where=image, why=why, next=then
         )
     platform = load_platform(config.fleet.platform)
     theirs, ours = stored.labels.get("trainfleet.lock"), lock_name(platform)
     if theirs and theirs != ours:
         why = f"its lock is {theirs}, but the config's platform {platform.name} has {ours}"
         raise ImageError(
-            "the image's versions differ from the config's platform",
+            "the image's versions differ from those of the config's platform",
             where=image,
             why=why,
             next=then,

@@ -71,8 +71,8 @@ class FirstPhase:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     def end(self, begun: bool) -> None:
-        """Removes this launch's entry. `begun` specifies whether a launcher now leads the run and
-        handles any stop request.
+        """Removes this launch's entry. `begun` is whether a launcher now leads the run and handles
+        any stop request.
         """
         if not self.over.is_set():
             self.over.set()
@@ -182,11 +182,8 @@ def gone(place: Place, found: Launching) -> str:
 
 
 def cancel(place: Place, run: Run, found: Launching) -> bool:
-    """Asks a launch to stop. Returns True once it has ended, or False if a launcher leads the run
-    by then.
-
-    Raises:
-        RunError: the launch does not end in time.
+    """Asks a launch to stop. Returns True once it has ended, or False if a launcher already leads
+    the run. Raises RunError if the launch does not end in time.
     """
     place.ask_to_stop()
     print(f"asked the launch of {run.name} to end: {found}")
@@ -194,7 +191,7 @@ def cancel(place: Place, run: Run, found: Launching) -> bool:
     while under_way(place):
         if time.monotonic() > deadline:
             raise RunError(
-                "the launch does not end",
+                "the launch has not ended",
                 where=str(found),
                 next=f"press Ctrl-C in its terminal, or run kill {found.pid} on that host",
             )

@@ -42,7 +42,7 @@ def require(config: Config) -> None:
     if found := list(problems(config)):
         raise ConfigError(
             [Problem(0, "", *one) for one in found],
-            next="use SET='key=value' to try a value; run make plan to see its needs",
+            next="try another value with SET='key=value'; run make plan to see what it needs",
         )
 
 

@@ -75,7 +75,7 @@ def bake(config: Config) -> int:
             "nodes; use ec2"
         )
         raise BackendError(
-            what, where="fleet.backend", next="run make build for the container image of jobs"
+            what, where="fleet.backend", next="run make build to build the jobs' container image"
         )
     return baking()
 
@@ -188,7 +188,7 @@ def _problems(report: PreflightReport, host: Host, entry: QuarantineEntry | None
 def _then(held: Mapping[Host, object]) -> str:
     names = ",".join(host.name for host in held)
     lift = f" LIFT={names}" if names else ""
-    return f"next: correct the faults above, then run make doctor{lift}"
+    return f"next: fix the problems above, then run make doctor{lift}"
 
 
 def look(config: Config, facts: Mapping[Host, Facts]) -> tuple[list[str], bool]:
@@ -205,8 +205,8 @@ def look(config: Config, facts: Mapping[Host, Facts]) -> tuple[list[str], bool]:
 def collectives(
     transport: Transport, config: Config, report: PreflightReport
 ) -> tuple[list[str], list[Finding]]:
-    """Returns the output and findings of Neuron's link test, both empty on nodes without
-    NeuronCores or with other findings.
+    """Runs Neuron's link test. Returns its output and findings, both empty if the nodes have no
+    NeuronCores or already have other findings.
     """
     from ..hosts.collectives import is_for, try_collectives
     from ..hosts.fleet import wanted_of
@@ -257,7 +257,7 @@ def _correction(config: Config, found: Devices, wrong: bool) -> Iterator[str]:
     """Yields config lines, ready to copy, that describe the nodes' devices."""
     kind = config.fleet.node_type
     how = "differs from" if wrong else "does not fully describe" if kind else "does not describe"
-    yield f"the config {how} the nodes' devices; write:"
+    yield f"the config {how} the nodes' devices; add:"
     yield from probe.block(found).splitlines()
     if found.network == "roce":
         yield "  # network: ethernet, if the switches are not set up for RoCE"

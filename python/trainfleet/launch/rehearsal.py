@@ -2,7 +2,7 @@
 
 A rehearsal works in one temporary folder outside the user's runs, and starts its runs with the
 ordinary `make train`. Their ranks inject the faults (health/faults.py). At the end, the runs are
-ended and all files are removed, even after Ctrl-C. After kill -9, a guard process does that. If
+stopped and all files are removed, even after Ctrl-C. After kill -9, a guard process does that. If
 this machine dies, the runs continue to their end, and the next rehearsal removes the files.
 
 On a fleet's hosts, the runs use a new folder inside the shared folder. The stage only touches that
@@ -50,20 +50,21 @@ from ..storage import s3
 from ..trust.errors import BackendError, RunError
 
 WHOLE = "whole"  # name of the fault-free run
-# Steps in the run on this machine and elsewhere, where progress is seen only seconds later, and
-# steps between checkpoints
+# Steps of a run on this machine, steps elsewhere (where progress becomes visible only seconds
+# later), and steps between checkpoints.
 STEPS, LONGER, EVERY = 120, 240, 20
 PATIENCE = 1800.0  # timeout in seconds for a command, including its queue time
 LEFT_WITHIN = 60.0  # timeout in seconds for all processes to end, including a scheduler's cleanup
 APART = 5.0  # maximum lag of a host's clock behind this machine's, in seconds
-SEEN = 30.0  # seconds until a node's record or a launcher's death is known everywhere
+SEEN = 30.0  # seconds until a node's record or a launcher's death is visible to all machines
 # Name of the folder in a shared folder or bucket, unique per user and machine.
 OWN = f"rehearsal-{platform.node()}-{os.getuid()}"
 LACKING = {
     LINKS: "only the links of hosts reached by SSH can be cut",
     OWN_HEAD: "only a head reached by SSH can be lost; launcher-killed tests a similar fault",
 }
-# Keys that the rehearsal's config copies from the user's fleet, and those of a fleet of hosts
+# Keys of the user's fleet that the rehearsal's config keeps, and those it keeps for a fleet of
+# hosts.
 KEPT = (
     "backend", "platform", "python", "slurm", "aws", "batch", "sagemaker", "options",
     "instance_type", "accelerator", "container", "container_base",
@@ -81,9 +82,9 @@ sleep 0.5; $s tc qdisc replace dev $d root tbf {rate}; sleep {seconds} & wait
 $s tc qdisc del dev $d root" > /dev/null 2>&1 < /dev/null &
 echo struck"""  # noqa: E501
 STRUCK = "struck"  # printed by a command once it has limited a link
-# Environment marker of the process that slows a link.
+# Environment variable that marks the process limiting a link.
 LINK = "TRAINFLEET_LINK"
-# Shell commands for the processes that have {mark} in an entry of their environment
+# Shell command that prints the PIDs of processes with {mark} in their environment.
 LOOK = "grep -Fszl -e {mark} /proc/[0-9]*/environ | cut -d / -f 3"
 END = f"""for _ in $(seq 100); do
 p=$({LOOK})
@@ -128,14 +129,14 @@ def furnish(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Returns a value without the unset keys of its mappings."""
+    """Removes None and empty tuples from nested mappings."""
     if not isinstance(value, dict):
         return value
     return {key: plain(inner) for key, inner in value.items() if inner is not None and inner != ()}
 
 
 def kept(config: Config, keys: Iterable[str]) -> dict[str, Any]:
-    """Returns these keys of the user's fleet, without those that are not set."""
+    """Returns those of the given fleet keys that are set."""
     return plain({key: value for key, value in asdict(config.fleet).items() if key in keys})  # type: ignore[no-any-return]
 
 
@@ -251,7 +252,9 @@ class RehearsalStage:
             time.sleep(0.05)
 
     def struck(self, name: str) -> float:
-        """Returns when a rank injected the fault, by its clock. Raises RunError if no rank did."""
+        """Returns when a rank injected the fault, according to that rank's clock. Raises RunError
+        if no rank did.
+        """
         until = time.monotonic() + SEEN
         while time.monotonic() < until:
             for event in self.events(name):

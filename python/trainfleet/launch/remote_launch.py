@@ -113,7 +113,8 @@ def require_same(config: Config, there: Config, run: Run, finished: bool) -> Non
 
 def asked_of(head: Head, bill: Bill | None) -> dict[str, str]:
     """Returns environment variables that pass on what a launcher on a host can't query from AWS:
-    when the machines will be reclaimed, and how much was prepaid. Also passes on the run's fault.
+    when the machines will be reclaimed, and how much was prepaid. If the run rehearses a fault,
+    they also request the fault.
     """
     known = {ENDS: head.ends, PAID: bill.paid if bill and bill.paid else None}
     config = head.config
@@ -178,8 +179,8 @@ def _withdraw(plan: Plan, place: Hosts, standbys: list[Host]) -> None:
 
 
 def fit_hosts(plan: Plan, head: Head, run: Run) -> tuple[Plan, list[Host]]:
-    """Returns a plan for the hosts that fit together, along with those hosts. Raises BackendError
-    if too few hosts fit, or if another run uses them.
+    """Selects mutually compatible hosts. Returns them with a plan that excludes the others. Raises
+    BackendError if there are too few, or if another run uses them.
     """
     backend = backend_of(plan.config)
     sound, unsound = head.survey(head.transport.hosts)
@@ -236,12 +237,12 @@ def await_lease(place: Hosts, host: Host, term: int, words: LauncherLogs) -> Non
 
 
 def pass_preflight(head: Head, sound: list[Host]) -> dict[str, str]:
-    """Checks that a job's nodes fit together before it starts, and tests their links if the
+    """Checks before a job starts that its nodes are compatible, and tests their links if the
     instance type is known. Replaces unfit hosts with spares. Returns the excluded hosts with
     reasons.
 
     Raises:
-        BackendError: too few hosts fit. The error lists the reasons per host.
+        BackendError: too few hosts are fit. The error lists the reasons per host.
     """
     config, without = head.located, dict[str, str]()
     nodes = config.fleet.nodes
@@ -326,9 +327,7 @@ def attend(place: Hosts, backend: Backend, words: LauncherLogs, summarize: bool)
                 print(f"{place.run.name} is stopped")
             return code
         print(f"{place.run.name} continues without this terminal")
-        print(
-            "next: run make train to follow it again; or make status, make logs FOLLOW=1, make stop"
-        )
+        print("next: run make train to reattach, or make status, make logs FOLLOW=1, make stop")
         return execution.STOPPED
     finally:
         for number, handler in zip(SIGNALS, before, strict=True):

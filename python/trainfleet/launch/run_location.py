@@ -76,7 +76,7 @@ def stop(place: Place, run: Run, variables: Variables) -> bool:
     The timeout is PATIENCE seconds without progress, or LONGEST seconds in total.
     """
     place.ask_to_stop()
-    print(f"asked {run.name} to stop at its next step, with a checkpoint")
+    print(f"asked {run.name} to save a checkpoint and stop at its next step")
     began = heard = time.monotonic()
     before = bytes_written(run)
     while place.is_running() or nodes_at_work(variables):
@@ -102,7 +102,7 @@ def require_over(run: Run) -> None:
         raise RunError(
             "the launcher has not exited",
             where=str(run.folder),
-            why="its ranks have ended, but it still has the run's lock",
+            why="its ranks have ended, but it still holds the run's lock",
             next=f"press Ctrl-C twice in its terminal, or kill it; run fuser {lock} to find it",
         )
 
@@ -245,7 +245,7 @@ def say_unheard(config: Config) -> None:
         if words := ssh_config.unheard(config.fleet.ssh, parse_hosts(config.fleet.hosts)):
             print(
                 f"warning: {config.fleet.ssh.config} has settings that trainfleet ignores: "
-                f"{', '.join(words)}; run make doctor without them"
+                f"{', '.join(words)}; run make doctor to check the hosts without them"
             )
 
 

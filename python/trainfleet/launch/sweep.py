@@ -1,8 +1,8 @@
-"""Sweeps: one run per combination of values for some keys (make sweep).
+"""Sweeps: one training run, or point, per combination of values for the swept keys (make sweep).
 
-If the backend's jobs wait in a queue, each point has its own `make train` in the background. It
-continues after this command ends, and a later sweep waits for it. Otherwise, points train here, one
-after another.
+If the backend's scheduler has a queue, each point runs its own `make train` in the background,
+which outlives this command. A later sweep waits for it. Otherwise, points train here one after
+another.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class Point:
 
     @property
     def score(self) -> float:
-        """Returns the validation loss, or the training loss if there is no validation text. A
-        failed run has an infinite score.
+        """Returns the validation loss, or the training loss if there is no validation loss. Returns
+        infinity for a run that has not finished.
         """
         state = self.state
         found = state.loss if state.valid_loss is None else state.valid_loss
@@ -102,7 +102,7 @@ class Point:
 
 
 def axes_of(grid: str) -> dict[str, list[str]]:
-    """Parses GRID into the values of each key. Raises a ConfigError listing all invalid words."""
+    """Parses GRID into a list of values per key. Raises a ConfigError listing all invalid words."""
     axes, problems = dict[str, list[str]](), list[Problem]()
     for word in grid.split():
         axis = AXIS.fullmatch(word)
@@ -110,7 +110,7 @@ def axes_of(grid: str) -> dict[str, list[str]]:
         if not axis:
             problems.append(Problem(0, "GRID", "", f"{show(word)} is not KEY=VALUE,VALUE"))
         elif key.partition(".")[0] not in SWEPT:
-            fault = "only keys of train and model may differ, because points share all else"
+            fault = "only keys of train and model may differ, because points share everything else"
             problems.append(Problem(0, "GRID", key, fault))
         elif key in axes:
             problems.append(Problem(0, "GRID", key, "is listed twice"))
@@ -130,7 +130,7 @@ def combinations(axes: dict[str, list[str]], samples: int) -> list[tuple[tuple[s
     total = math.prod(map(len, axes.values()))
     if (samples or total) > MOST:
         message = f"has {samples or total:,} points; at most {MOST} are allowed"
-        raise ConfigError.of("GRID", message, next="add SAMPLES=20 to draw 20 of them")
+        raise ConfigError.of("GRID", message, next="add SAMPLES=20 to sample 20 of them")
     chosen = range(total)
     if 0 < samples < total:
         chosen = sorted(random.Random(0).sample(range(total), samples))  # type: ignore[assignment]
@@ -223,8 +223,8 @@ def _trained(point: Point, started: float) -> int:
 
 
 def _prepared(point: Point, started: float) -> int:
-    """Tokenizes the dataset if needed. Returns the exit code. Raises the errors of `plan_of`, which
-    all points would raise.
+    """Tokenizes the dataset if needed and returns the exit code. Raises the errors of `plan_of`,
+    since every point would raise them.
     """
     plan = plan_of(point.config, point.derived, launch=secrets.token_hex(8))
     first = replace(plan, requests=plan.requests[:-1])

@@ -173,7 +173,7 @@ def carry_out(launch: Launch, running: tuple[Handle, Request] | None) -> int:
 
 
 def prepare(plan: Plan, run: Run) -> None:
-    """Writes the config files that the ranks read at startup. Keeps a stop request in the run
+    """Writes the config files that the ranks read at startup. Keeps any stop request in the run
     folder, because it is newer than the command (launch/launching.py).
     """
     run_folder.write_atomic(run.config, dump_resolved(plan.config))

@@ -158,9 +158,7 @@ async def _report(placement: Placement, job: str, seconds: float, say: Say) -> N
         except (OSError, TimeoutError) as error:
             if str(error) != why:
                 why = str(error)
-                say(
-                    f"waiting for node 0 at {placement.meet}:{placement.port}: {why or 'no answer'}"
-                )
+                say(f"waiting for node 0 at {placement.meet}:{placement.port}: {why or 'no reply'}")
             await asyncio.sleep(AGAIN)
             continue
         with contextlib.suppress(OSError, TimeoutError, ValueError):
@@ -177,7 +175,7 @@ async def _report(placement: Placement, job: str, seconds: float, say: Say) -> N
     raise Missing(
         f"node 0 of {placement.nodes} did not arrive in {seconds:.0f} s",
         where=f"node {placement.node}",
-        why=f"no answer at {placement.meet}:{placement.port}: {why or 'it sent no data'}",
+        why=f"no reply at {placement.meet}:{placement.port}: {why or 'it sent no data'}",
         next=remedy,
     )
 

@@ -79,7 +79,7 @@ VERDICT = 90.0  # maximum seconds to wait for a verdict
 # EX_TEMPFAIL in sysexits.h: a node's exit code if the verdict says that a retry may succeed
 AGAIN = 75
 LAST = 1 << 16  # bytes at the end of a log to search for its last lines
-REASON = 1024  # maximum characters of a failure reason, which is the limit of DescribeTrainingJob
+REASON = 1024  # maximum characters of a failure reason, as limited by DescribeTrainingJob
 
 
 @telling
@@ -123,7 +123,7 @@ def parse(arguments: Sequence[str]) -> Options:
     parser.add_argument("--wait", type=float)
     given, command = parser.parse_args(arguments[:cut]), tuple(arguments[cut + 1 :])
     if not command or given.ranks < 0:
-        parser.error("no module after --" if not command else "--ranks is less than 0")
+        parser.error("no module after --" if not command else "--ranks must be 0 or more")
     engine = given.on or placements.here()
     wait = engine.terms.wait if given.wait is None else given.wait
     return Options(engine, given.folder, given.ranks, given.home, wait, command, given.ahead)
@@ -340,14 +340,14 @@ def reporting_failure(options: Options, placement: Placement, log: Log) -> Itera
 
 @dataclass
 class PartOutcome:
-    """Result of a node's part, for `reporting_failure`. The code is 1 until the part ends."""
+    """Result of a node's part, for `reporting_failure`. The code is 1 until the part has ended."""
 
     code: int = 1
     words: str = ""
 
 
 def reason_of(folder: Path, node: int, log: Path, code: int) -> str:
-    """Returns why this node failed: the fault of its first failed rank, or else the last lines of
+    """Returns why this node failed: the error of its first failed rank, or else the last lines of
     its log.
     """
     with contextlib.suppress(RunError, ValueError, OSError):
@@ -380,7 +380,7 @@ def write_reason(file: Path, words: str) -> None:
     except OSError as error:
         tell(
             RunError(
-                "can't write the reason of the failure",
+                "can't write the failure reason",
                 where=str(file),
                 why=error.strerror or str(error),
             )

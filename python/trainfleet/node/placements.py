@@ -69,7 +69,7 @@ def read_batch(environment: Environment = os.environ) -> Placement:
     told.word(
         "ID"
         # Only this variable is required, because single-node jobs do not set the others. If it were
-        # optional as well, any process would pass for a single-node job.
+        # optional too, any process would look like a single-node job.
     )
     nodes = told.number("NUM_NODES", 1)
     index = told.number("NODE_INDEX", 0)

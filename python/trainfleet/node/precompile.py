@@ -69,7 +69,7 @@ def clear_locks(tool: str, own: str) -> None:
     if busy or os.environ.get("NEURON_COMPILE_CACHE_URL", "").startswith("s3://"):
         why = f"{', '.join(busy)} may own some" if busy else "other machines may own some"
         print(
-            f"keeping the locks in the cache, because {why}; when no run compiles, run {TOOL} "
+            f"keeping the locks in the cache, because {why}; once no run is compiling, run {TOOL} "
             "--command clear-locks",
             flush=True,
         )

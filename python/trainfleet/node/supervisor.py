@@ -51,20 +51,20 @@ from .placement import TERM_GRACE
 
 # log messages about stop requests
 ASKED, LATE = "asked to stop", "killed, because it did not stop"
-EXIT = "TRAINFLEET_EXIT"  # variable with the path of the exit code file
+EXIT = "TRAINFLEET_EXIT"  # environment variable with the path of the exit code file
 OCCUPIED = 75  # exit code if another run uses the host (EX_TEMPFAIL in sysexits.h)
 # Exit code if the command failed and its log could not be written (EX_IOERR in sysexits.h)
 UNLOGGED = 74
 # Exit code if the command failed and the node lost the connection to the log's file server
 # (EX_OSFILE in sysexits.h)
 SEVERED = 72
-WATCH = "TRAINFLEET_WATCH"  # variable with the number of ranks that this node watches
+WATCH = "TRAINFLEET_WATCH"  # environment variable: number of ranks that this node watches
 POLL = 0.5  # seconds
 TOLD = 600  # maximum characters to keep of a node's output outside its log
 SCRATCH = "trainfleet-scratch-"
 TORCHRUN = "torch.distributed.run"
 RANK_PREFIX = "rank ${rank} | "  # torchrun's template for the line prefix of workers with --tee
-SMALL = 64 * untrusted_input.KIBIBYTE  # maximum bytes of a small file
+SMALL = 64 * untrusted_input.KIBIBYTE  # maximum bytes to read of a small file
 _NODE = re.compile(r"(([0-9]{1,9})(?: \S+ \S+)?) (\S+)")
 
 

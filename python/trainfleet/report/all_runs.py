@@ -1,8 +1,8 @@
-"""Data of the page that shows all runs (`make watch` without RUN): those in runs/ and those in the
-folders and S3 addresses of the config's `watch`.
+"""Data for the page that shows all runs (`make watch` without RUN): those in runs/, and those in
+the folders and S3 addresses that the config's `watch` lists.
 
-The list reads only the end of each run's files, and caches what it read of runs that have ended.
-Curves are read when the page asks for them, and thinned.
+The list reads only the end of each run's files, and caches its results for runs that have ended.
+Curves are read when the page requests them, and are thinned.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from .server import HTML, Query, Routes
 from .summary import differences, value_text
 
 PAGE = Path(__file__).with_name("all_runs.html")
-ENTRIES = 20_000  # maximum number of entries of a folder to look at
+ENTRIES = 20_000  # maximum number of entries to scan per folder
 LISTED = 2000  # maximum number of runs on the page; the newest are kept
-TAIL = 4 * untrusted_input.KIBIBYTE  # bytes of metrics that a summary reads
+TAIL = 4 * untrusted_input.KIBIBYTE  # bytes to read from the end of metrics.jsonl for a summary
 LARGEST = 256 * untrusted_input.MEBIBYTE  # maximum size of metrics.jsonl for curves
 POINTS = 1000  # maximum points per curve
-KEPT = 14  # maximum number of runs whose metrics stay in memory; the page shows as many
-LOGS, LOG_END = 16, 64 * untrusted_input.KIBIBYTE  # maximum number of logs, and bytes of each
+KEPT = 14  # maximum number of runs with cached metrics, as many as the page compares
+LOGS, LOG_END = 16, 64 * untrusted_input.KIBIBYTE  # maximum number of logs, and bytes per log
 NOTE = 300  # maximum characters of a verdict or phase
 EVERY = 30.0  # seconds between listings of an S3 address
 WHOLE = ("config.yaml", "given.yaml", "results.json", "metrics.jsonl")
@@ -60,7 +60,9 @@ Columns = dict[str, Curve]
 
 
 class RunsFolder:
-    """Folder of run folders. `name` is its entry in the config's `watch`, or "" for runs/."""
+    """Folder that contains run folders. `name` is its entry in the config's `watch`, or "" for
+    runs/.
+    """
 
     def __init__(self, name: str, root: Path) -> None:
         self.name, self.root = name, root
@@ -74,8 +76,8 @@ class RunsFolder:
         return Run(self.root / name)
 
     def found(self) -> Iterator[tuple[float, str, Any, RunsFolder]]:
-        """Yields each run's latest update, its key on the page, its files' times and sizes, and
-        this folder.
+        """Yields a tuple for each run: the time of its last update, its key on the page, its files'
+        times and sizes, and this folder.
         """
         with suppress(OSError), os.scandir(self.root) as entries:
             for entry in islice(entries, ENTRIES):
@@ -86,8 +88,8 @@ class RunsFolder:
 
 
 class RunsBucket(RunsFolder):
-    """S3 address of run folders. A thread downloads what the list shows of each run. A run's config
-    and metrics are downloaded when the page asks for them.
+    """S3 address that contains run folders. A background thread downloads what the list shows. A
+    run's config and full metrics are downloaded when the page requests them.
     """
 
     def __init__(self, address: str) -> None:
@@ -118,7 +120,7 @@ class RunsBucket(RunsFolder):
             time.sleep(EVERY)
 
     def _download(self, name: str) -> None:
-        """Downloads the end of a run's files, more often the newer they are."""
+        """Downloads the end of a run's files. Recently updated runs are downloaded more often."""
         run, folder = f"{self.name}/{name}", self.root / name
         FolderSync(folder, run).pull(lambda _: True, "events/")
         for file, most in (("results.json", untrusted_input.RECORD), ("metrics.jsonl", TAIL)):
@@ -131,7 +133,7 @@ class RunsBucket(RunsFolder):
 
 
 class AllRuns:
-    """Handlers of the page's requests. They are thread-safe."""
+    """Thread-safe handlers for the page's requests."""
 
     def __init__(self, root: Path, watched: Sequence[str] = ()) -> None:
         self.folders = [RunsFolder("", root)]
@@ -225,7 +227,7 @@ class AllRuns:
 
 
 def summary_of(run: Run) -> Record:
-    """Returns a run's row of the page. Raises TrainfleetError if the run can't be read."""
+    """Returns a run's row on the page. Raises TrainfleetError if the run can't be read."""
     history = read(run, TAIL)
     results, model = history.results, history.results.get("model") or {}
     size = model.get("parameters")
@@ -255,7 +257,7 @@ def columns_of(run: Run) -> Columns:
         raise InputError(what, where=str(run.metrics))
     rows = {line["step"]: tuple(map(line.get, COLUMNS)) for line in _lines(run)}
     if not rows and size_of(run.metrics):
-        raise InputError("has no valid line of a run", where=str(run.metrics))
+        raise InputError("has no valid metrics", where=str(run.metrics))
     steps = sorted(rows)
     columns = zip(*(rows[step] for step in steps), strict=True)
     found: Columns = dict.fromkeys(COLUMNS, ([], []))
@@ -292,7 +294,7 @@ def _record(line: bytes) -> Record | None:
 
 def _finite(steps: list[int], values: Sequence[Any]) -> Curve:
     """Returns the finite values and their steps."""
-    with suppress(TypeError, OverflowError):  # the sum tells in one pass whether all are finite
+    with suppress(TypeError, OverflowError):  # fast path: if the sum is finite, so are all values
         if isfinite(sum(values)):
             return steps, array("d", values)
     kept = [pair for pair in zip(steps, values, strict=True) if isinstance(pair[1], (int, float))]
@@ -350,7 +352,7 @@ def page() -> bytes:
 
 
 def _why(error: Exception, run: Run) -> str:
-    """Returns the file and what is wrong with it, in one line."""
+    """Formats an error as one line, with paths relative to the folder of runs."""
     return shown(str(error).partition("\n")[0].replace(f"{run.folder.parent}/", ""))
 
 

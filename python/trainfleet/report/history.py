@@ -23,7 +23,7 @@ from ..watch.time_accounting import ledger
 
 # Events that may cause a break in a curve, in order of occurrence
 BREAKS = ("fault", "stopped", "restarted", "resumed")
-TELLING = ("message", "who", "cause", "words")  # event fields that are shown without their name
+TELLING = ("message", "who", "cause", "words")  # event fields that are shown without their names
 UNKNOWN = "—"
 SILENT = 60.0  # seconds after which a launch that is not renewed counts as dead
 WORDS = {  # heartbeat phases before the first step
@@ -31,7 +31,7 @@ WORDS = {  # heartbeat phases before the first step
     "load": "loading model and data",
     "compile": "compiling",
 }
-LISTED = 8  # maximum sources in a list
+LISTED = 8  # maximum number of sources to list
 
 
 @dataclass(frozen=True)
@@ -113,8 +113,8 @@ class History:
 
     @property
     def phase(self) -> str:
-        """Returns what a run does before its first logged step, according to its scheduler, its
-        slowest rank or its launch. Returns "" for a run that has logged a step or is not active.
+        """Returns what a run is doing before its first logged step, as reported by its scheduler,
+        slowest rank or launch. Returns "" if the run has logged a step or is not active.
         """
         if self.metrics or self.status not in ("running", "not started"):
             return ""
@@ -135,8 +135,8 @@ class History:
 
     @property
     def step(self) -> int:
-        """Returns the last logged step, or for a stopped run, the step after which it saved and
-        stopped.
+        """Returns the last logged step. For a stopped run, returns the step after which it saved
+        and stopped.
         """
         logged = int(self.metrics[-1]["step"]) if self.metrics else 0
         return max(logged, self.results.get("steps") or 0) if self.status == "stopped" else logged
@@ -162,7 +162,7 @@ class History:
         return f"{few_digits(tokens / whole)} epochs" if tokens and whole else ""
 
     def numbers(self, key: str) -> dict[str, float]:
-        """Returns the numbers of an object in results.json."""
+        """Returns the numeric fields of an object in results.json."""
         found = self.results.get(key) or {}
         return {name: value for name, raw in found.items() if (value := number(raw)) is not None}
 
@@ -199,8 +199,8 @@ class History:
 
     @property
     def rose(self) -> str:
-        """Returns a warning if the loss is above its initial value, or "" if it is not or if there
-        are too few steps.
+        """Returns a warning if the loss has risen above its initial value. Returns "" if it hasn't,
+        or if too few steps are logged.
         """
         values = self.series("loss")[1]
         newest = median(values[-5:]) if len(values) >= 10 else None
@@ -222,7 +222,7 @@ class History:
         return f"no validation loss: the validation text is too short; {remedy}"
 
     def _latest(self, *kinds: str) -> list[Record]:
-        """Returns the events since the latest one of these kinds, or else all events."""
+        """Returns the events since the latest one of these kinds, or all events."""
         places = [place for place, event in enumerate(self.events) if event["event"] in kinds]
         return self.events[max(places, default=0) :]
 
@@ -276,8 +276,8 @@ def read(run: Run, tail: int | None = None) -> History:
     """Reads the run folder and returns its current state.
 
     With `tail`, reads only the last `tail` bytes of metrics and four times as many of events, skips
-    invalid lines, and reads no events of a run that ended well. Raises InputError if these bytes of
-    the metrics have no valid line.
+    invalid lines, and skips the events of runs that finished or were stopped. Raises InputError if
+    those metrics contain no valid line.
     """
     results = run.read_results()
     status = str(results.get("status") or "not started")
@@ -295,7 +295,7 @@ def read(run: Run, tail: int | None = None) -> History:
 def _newest(run: Run, tail: int) -> list[Record]:
     found = Lines(run.metrics, check_metric, tail=tail).new()
     if not found and size_of(run.metrics) > untrusted_input.KIBIBYTE:
-        what = f"has no valid line of a run in its last {tail // untrusted_input.KIBIBYTE} KiB"
+        what = f"has no valid metrics in its last {tail // untrusted_input.KIBIBYTE} KiB"
         raise InputError(what, where=str(run.metrics))
     return found
 

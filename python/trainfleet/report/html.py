@@ -39,8 +39,8 @@ SHOWN_EVENTS = 14
 REFRESH = 15  # seconds between page reloads in the browser while the run is active
 # statuses with a color in page.html
 BADGES = ("running", "finished", "failed", "stopped", "interrupted")
-# Colors of the categories of time, the same in every report: the Okabe-Ito palette plus brown and
-# light gray
+# Colors of the time categories, fixed across reports: the Okabe-Ito palette plus brown and light
+# gray.
 COLOURS = {
     "useful": "#0072b2",
     "repeated": "#56b4e9",
@@ -55,7 +55,7 @@ COLOURS = {
 CAPTIONS = {
     "loss": "Cross-entropy of each logged step. With more than 50 steps, the bold line is a "
     "moving average over 2 % of them. Dots are validation losses.",
-    "throughput": "Tokens per second of all ranks; the dashed line is the median. Dotted lines "
+    "throughput": "Tokens per second across all ranks; the dashed line is the median. Dotted lines "
     "show stops, resumes and restarts.",
 }
 
@@ -72,7 +72,7 @@ def write(run: Run) -> Path:
 
 
 def _parts(history: History) -> list[str]:
-    """Returns the sections of the page in order; a section without content is empty."""
+    """Returns the page's sections in order. A section without content is empty."""
     rehearsed = rehearsal_table.read(history.run)
     return [
         _header(history, rehearsed),
@@ -165,7 +165,7 @@ def _rehearsal(found: rehearsal_table.Rehearsal) -> str:
     )
     title = f"Injected faults on {found.backend}: {found.summary}"
     below = (
-        "<p>The page shows a run without faults. Each fault was injected into a separate run.</p>"
+        "<p>This page shows the fault-free run. Each fault was injected into a separate run.</p>"
     )
     return _section(title, f"<table><tr>{head}</tr>{''.join(rows)}</table>{below}", "rehearsal")
 
@@ -217,7 +217,7 @@ def _tiles(history: History) -> str:
         (
             "Validation loss",
             decimal(history.measured("valid_loss")),
-            "on documents that are not trained on",
+            "on held-out documents",
         ),
         (
             "Tokens",
@@ -227,7 +227,7 @@ def _tiles(history: History) -> str:
         (
             "Tokens per second",
             quantity(speed),
-            f"of all ranks{each}{predicted(history, 'tokens_per_second', quantity)}",
+            f"across all ranks{each}{predicted(history, 'tokens_per_second', quantity)}",
         ),
         (
             "MFU",
@@ -261,7 +261,7 @@ def _memory(history: History) -> tuple[str, str]:
 
 
 def _way(seconds: Mapping[str, object]) -> str:
-    """Returns the duration of each startup stage, or "" if the run did not record them."""
+    """Returns when each startup stage was completed, or "" if the run did not record it."""
     words = {
         "loaded": "torch was loaded",
         "met": "ranks were connected",

@@ -175,7 +175,7 @@ class InspectOutput:
     text_bytes: int
     """Size of the text, in bytes."""
     vocabulary_size: int
-    """Number of tokens that the tokenizer knows."""
+    """Vocabulary size of the tokenizer."""
     dtype: str
     """Integer type of the stored tokens."""
     shards: int
@@ -183,7 +183,7 @@ class InspectOutput:
     files_verified: int
     """Number of files whose checksums were verified; 0 without VERIFY=1."""
     sample: int
-    """Number of the sample in the training order."""
+    """Index of the sample in the training order."""
     position: int
     """Position of the sample within its source."""
     source: str
@@ -199,7 +199,7 @@ class HostHealth:
     name: str
     """Name of the host."""
     faults: tuple[str, ...]
-    """Problems of the host. Empty if it passed."""
+    """Problems found on the host. Empty if it passed all checks."""
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ class ResourceState:
     config: str
     """Name in the config that created the resource."""
     about: str
-    """Description, or the reason why this kind was not listed."""
+    """Description, or the reason why resources of this kind could not be listed."""
     since: float | None
     """Unix time of creation."""
     usd_per_hour: float | None
@@ -279,7 +279,7 @@ class PlanOutput:
     parameters: int
     """Number of model parameters."""
     memory_bytes: int
-    """Predicted peak memory of the rank that uses the most, in bytes."""
+    """Predicted peak memory of the most loaded rank, in bytes."""
     usable_bytes: float | None
     """Memory available to a rank, in bytes."""
     tokens_per_second: float | None
@@ -287,7 +287,7 @@ class PlanOutput:
     seconds: float | None
     """Predicted time from the first step to the last, with failures and checkpoints."""
     seconds_range: tuple[float, ...]
-    """Bounds of the time within which four of five such runs are predicted to end."""
+    """Predicted range of run times, which should cover four of five such runs."""
     goodput: float | None
     """Predicted useful training time as a fraction of total time, from 0 to 1."""
     usd: float | None
@@ -319,7 +319,7 @@ def emit(output: Any) -> None:
 
 
 def plan_of(config: Config, derived: Sequence[Derived], needs: Estimate) -> PlanOutput:
-    """Returns the estimate of a config."""
+    """Returns the output for a config's estimate."""
     train, elapsed = config.train, needs.elapsed
     tokens = train.steps * config.step_tokens
     return PlanOutput(

@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 Part = tuple[str, str]  # name (may be empty) and value
 REMOTE_LOOK = 5.0  # seconds between updates of progress in S3 (data/dataset_store.py)
-# events that are shown below the line of their step
+# Events that are shown below the line of the step that they follow.
 AFTER_A_STEP = ("sampled", "checkpointed", "stopped", "finished")
 PAGE = "trainfleet.report.html"
-# Seconds before the page is first rendered, and between renderings. Each takes about 1.5 s of one
-# core.
+# Seconds until the page is first rendered, and between later renderings. A rendering takes about
+# 1.5 s of one core.
 FIRST, EVERY = (10.0, 20.0)
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 STYLES = {
@@ -151,8 +151,8 @@ class Shown(ABC):
 
     @abstractmethod
     def update(self, waits_for: str = "") -> None:
-        """Reads new progress and redraws the display. Shows `waits_for`, the reason why the job is
-        waiting, if it is not "".
+        """Reads new progress and redraws the display. If `waits_for` is set, shows what the job is
+        waiting for.
         """
 
     def __enter__(self) -> Self:
@@ -181,8 +181,8 @@ class Refresh:
         self.process: subprocess.Popen[bytes] | None = None
 
     def look(self) -> None:
-        """Starts a rendering if one is due, and otherwise costs at most one stat call. If the
-        process can't start, the page is not updated.
+        """Starts a rendering if one is due and the metrics have changed. Costs at most one stat
+        call otherwise. If the process can't start, the page is not updated.
         """
         if time.monotonic() < self.due or (self.process and self.process.poll() is None):
             return
@@ -367,7 +367,7 @@ class TokenizeLive(Shown):
         self.progress: TokenizingProgress | None = None
         self.said = self.started
         self.ended = False
-        self.first: int | None = None  # bytes that an earlier job completed
+        self.first: int | None = None  # bytes completed by an earlier job
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         self.looked = -math.inf  # force a final update

@@ -35,8 +35,7 @@ ROWS = 12
 
 
 def describe_profile(run: Run) -> Iterator[str]:
-    """Yields the share of a step that each part takes, the share of communication, and the longest
-    operations.
+    """Yields each part's share of a step, the share of communication, and the longest operations.
 
     Raises:
         RunError: the run has no profile.
@@ -142,7 +141,7 @@ def _draw(axes: Axes, measures: Sequence[Measure]) -> None:
     for measure, point in zip(measures, points, strict=True):
         reached = f"{quantity(point[1])} · {percent(measure.efficiency)}"
         note(axes, reached, point, (8, -8), color=INK, va="top")
-    text = "ideal: the speed per rank of the first size"
+    text = "ideal: constant throughput per rank"
     note(axes, text, (nodes[-1], best[-1]), (0, 6), ha="right", va="bottom")
 
 
@@ -170,8 +169,8 @@ LETTERS = 200  # maximum characters of an error to show
 
 @dataclass
 class Compilation:
-    """Per-program results: whether compilation succeeded (true for cached programs), how many
-    seconds it took, and the errors.
+    """Results per program: whether it compiled (true if it was cached), how many seconds that took,
+    and the errors.
     """
 
     compiled: dict[str, bool] = field(default_factory=dict)

@@ -35,8 +35,8 @@ PARTS = {  # parts of a step in order, with colors from the Okabe-Ito palette
     "optimizer": "#009e73",
 }
 CAPTIONS = {
-    "parts": "Time of rank 0 in each part of a step. The first step may compile, so it is cut off.",
-    "slowest": "Forward pass of the slowest and the median rank. It includes waiting for ranks "
+    "parts": "Rank 0's time in each part of a step. The first step may compile, so it is cut off.",
+    "slowest": "Forward pass time of the slowest and the median rank, including waits for ranks "
     "that share tensors or a sequence.",
     "norm": "L2 norm of all gradients, before clipping.",
     "rate": "Learning rate of the schedule at each step.",

@@ -406,7 +406,7 @@ def draw_lengths(name: str, manifest: Manifest, path: Path) -> None:
             size=8,
             color=INK,
         )
-        axes.set_xlabel("minimum tokens per document")
+        axes.set_xlabel("tokens per document (lower bin edge)")
         axes.set_ylabel("documents")
         axes.yaxis.set_major_formatter(lambda value, _: quantity(value))
         axes.tick_params(axis="x", labelsize=8, length=0)

@@ -56,8 +56,8 @@ ROWS = tuple(
 
 
 def beside(config: Config) -> str:
-    """Returns AWS's published throughput per node for this model and node type. Returns "" if the
-    nodes have no Trainium.
+    """Returns AWS's published throughput per node for this model and node type, or a note that AWS
+    has published none. Returns "" if the nodes have no Trainium.
     """
     row = config.fleet.node_type
     if row is None or row.accelerator is None or row.accelerator.kind != "neuron":
@@ -85,7 +85,7 @@ def beside(config: Config) -> str:
 
 
 INDENT = "    "
-WORTH = 0.005  # minimum gain in training share to suggest another checkpoint interval
+WORTH = 0.005  # minimum gain in training share that is worth suggesting another checkpoint interval
 UNITS = ((86400.0, "days"), (3600.0, "hours"), (60.0, "min"), (1.0, "s"))
 PARTS = {  # display names of the parts of a step
     "products": "matrix products",
@@ -240,7 +240,7 @@ def _memory(config: Config, needs: Estimate) -> Iterator[tuple[str, str]]:
     if needs.usable and needs.memory.total > needs.usable:
         yield (
             "",
-            "warning: this is unlikely to fit; set train.parallelism: auto to find one that fits",
+            "warning: this is unlikely to fit; set train.parallelism: auto for a layout that fits",
         )
 
 
@@ -307,9 +307,11 @@ def _useful(found: Goodput, elapsed: float) -> str:
 
 
 def _before(needs: Estimate) -> str:
-    """Returns the minutes of set-up before the first step, if they are known."""
+    """Returns the setup time before the first step, if known, and a note that waiting is not
+    included.
+    """
     minutes = sum(stage.minutes for stage in needs.bill.before) if needs.bill else 0.0
-    setup = f"set-up takes about {minutes:.0f} min before; " if minutes else ""
+    setup = f"setup takes about {minutes:.0f} min before; " if minutes else ""
     return f"{setup}waiting in a queue or for machines is not included"
 
 
@@ -355,7 +357,7 @@ def _likely(config: Config) -> str:
     if device is None:
         return " in tensors"  # compared with torch's allocator, not with the process's memory
     if device.kind == "neuron":
-        return ", assumed (AWS publishes none for Trainium)"
+        return ", assumed (AWS publishes no measurements for Trainium)"
     return f", within {LIKELY_MEMORY:.0%} for four of five published runs"
 
 
@@ -365,25 +367,25 @@ def _basis(config: Config, needs: Estimate) -> str:
         runs = f"{found.runs} finished run{'s' if found.runs > 1 else ''} of {found.of}"
         return (
             f"measured here: corrected by {runs}, which reached {found.ratio:.2f} times "
-            f"the predicted speed; {found.share:.0%} of that counts{_phases(found, needs.step)}"
+            f"the predicted speed (weight {found.share:.0%}){_phases(found, needs.step)}"
         )
     device = config.fleet.rank_device
     if device is None:
         return (
-            "a rough prediction; no undisturbed run on this machine has been measured yet (run "
-            "make profile)"
+            "a rough prediction, because no representative run on this machine has been measured "
+            "yet (run make profile)"
         )
     if not device.fitted:
         return (
-            "predicted from related devices, because no run of a similar engine on this device is "
-            "published"
+            "predicted from related devices, because no run of a similar trainer on this device "
+            "has been published"
         )
     return "predicted from published runs"
 
 
 def _phases(found: Experience, step: StepTime | None) -> str:
-    """Returns the measured times of a step's phases over the predicted ones, and what was not
-    measured. Returns "" if the runs correct only the whole step.
+    """Returns the ratio of measured to predicted time for each phase of a step, and the phases that
+    were not measured. Returns "" if the runs correct only the whole step.
     """
     if step is None or not found.parts:
         return ""
@@ -391,7 +393,7 @@ def _phases(found: Experience, step: StepTime | None) -> str:
     absent = [name for name in GROUPS if name not in found.parts and step.group(name) > 0]
     told = ", ".join(f"{name} {ratio:.2g}" for name, ratio in times.items())
     rest = f"; not measured: {', '.join(PARTS.get(name, name) for name in absent)}" * bool(absent)
-    return f"; times over predicted ones: {told}{rest}"
+    return f"; measured over predicted time: {told}{rest}"
 
 
 def span(low: float, high: float) -> str:

@@ -21,8 +21,8 @@ EACH = "per billion tokens"
 LAYOUTS = ("", "layout", "micro-batch", "recompute", "memory", "per step", "cost", "limited by")
 SIZES = ("", "nodes", "tokens/s", "MFU", "goodput", "time", "four of five", "cost", EACH, "layout")
 LEFT = ("layout", "recompute", "limited by")
-MOST = 12  # rows of the table of machines
-LATE = 0.05  # chance to meet DAYS below which a fleet is not in that table
+MOST = 12  # maximum rows in the table of machines
+LATE = 0.05  # minimum chance of meeting DAYS for a fleet to appear in that table
 COLUMNS = ("", "machine", "nodes", "terms", "four of five", "in time", "cost", EACH, "layout")
 TEXTS = ("machine", "terms", "layout")
 
@@ -41,7 +41,7 @@ def answer(config: Config, wish: Wish, bill: Bill | None) -> Iterator[str]:
     """Yields the table of node counts and the recommended size.
 
     Raises:
-        ConfigError: no size meets the wish, or the device or price is unknown.
+        ConfigError: no size meets the requirements, or the device or price is unknown.
     """
     found = sizing.sizes(config, wish, bill)
     chosen = sizing.answer(found, wish, config.fleet.nodes)
@@ -83,12 +83,12 @@ def _told(size: Size) -> str:
 
 
 def timed(size: Size) -> str:
-    """Returns the likely time, and the cost in US dollars if it is known."""
+    """Returns the predicted time, and the cost in US dollars if it is known."""
     return likely(size) + (f" for about ${rough(size.usd)}" if size.usd is not None else "")
 
 
 def likely(size: Size) -> str:
-    """Returns the range of run times that covers four out of five such runs."""
+    """Returns the range of run times that is predicted to cover four of five such runs."""
     return span(size.days * DAY / exp(size.spread), size.days * DAY * exp(size.spread))
 
 
@@ -132,7 +132,9 @@ def _size(size: Size, marks: Sequence[tuple[Size, str]]) -> tuple[str, ...]:
 def describe_machines(
     config: Config, found: Sequence[Bid], absent: Mapping[str, str], wish: Wish
 ) -> Iterator[str]:
-    """Yields the bids, cheapest first, the reason why each other type is absent, and the answer."""
+    """Yields the candidate fleets, cheapest first, the reason why each other type is absent, and
+    the recommendation.
+    """
     ranked, chosen = sorted(found, key=cost), best(found)
     likely_late = (bid for bid in ranked if bid.chance is not None and bid.chance < LATE)
     late = [bid for bid in likely_late if bid is not chosen]
@@ -145,13 +147,13 @@ def describe_machines(
     size = chosen.size
     yield from ("", f"answer: {size.nodes:,} x {chosen.name}{block}: {timed(size)}")
     if chosen.chance is not None:
-        unsure = "; no machine has a better one" if chosen.chance < SURE else ""
-        yield f"        meets DAYS={wish.days:g} with a chance of {chosen.chance:.0%}{unsure}"
+        unsure = "; no other machine has a better one" if chosen.chance < SURE else ""
+        yield f"        has a {chosen.chance:.0%} chance of meeting DAYS={wish.days:g}{unsure}"
 
 
 def _notes(rows: Sequence[Bid], late: Sequence[Bid], absent: Mapping[str, str]) -> Iterator[str]:
-    yield "  ~: predicted from related devices, because no comparable run on it is published"
-    for what, bids in (("dearer", rows[MOST:]), ("too slow for DAYS", late)):
+    yield "  ~: predicted from related devices, because no comparable run on it has been published"
+    for what, bids in (("more expensive", rows[MOST:]), ("too slow for DAYS", late)):
         named = [f"{bid.name} {bid.tariff.terms} {_each(bid)}" for bid in bids]
         yield from [hung(f"  {what}: ", ", ".join(named))] if named else []
     yield from (hung(f"  {name}: ", why) for name, why in absent.items())

@@ -286,7 +286,7 @@ def describe_differences(runs: Sequence[Run]) -> Iterator[str]:
     """Yields the config keys in which the runs differ, followed by each run's results."""
     rows = [(key, *map(value_text, values)) for key, values in differences(runs).items()]
     names = [run.name for run in runs]
-    yield from table(("key", *names), rows, ("key",)) if rows else ["the configs are the same"]
+    yield from table(("key", *names), rows, ("key",)) if rows else ["the configs are identical"]
     yield ""
     yield from table(("", *names), _outcomes([read(run) for run in runs]), ("",))
 
@@ -351,7 +351,7 @@ def next_commands(history: History) -> list[tuple[str, str]]:
     """Returns the suggested next commands, each with its effect."""
     if history.run.rehearsal.exists():
         return [
-            ("make rehearse", "injects faults into a run again"),
+            ("make rehearse", "repeats the rehearsal"),
             ("make train", "trains your model"),
         ]
     which, more = _which_config(history.run), 2 * max(history.steps_total, 1)
@@ -363,9 +363,9 @@ def next_commands(history: History) -> list[tuple[str, str]]:
         ]
     if history.status == "finished":
         words = f"sample{which} PROMPT={shlex.quote(opening(history.results))}"
-        write = (f"make {words}", "continues a text with the model")
+        write = (f"make {words}", "generates text from a prompt")
         if _answers(history.run):
-            write = (f"make chat{which}", "talks to the model")
+            write = (f"make chat{which}", "chats with the model")
         why = f"continues to step {more:,}; the learning rate may rise again"
         return [(f"{train} SET='train.steps={more}'", why), write]
     saved = history.steps_of("checkpointed")
@@ -379,7 +379,7 @@ def opening(results: Record) -> str:
     validation text.
     """
     text = str((results.get("sample") or {}).get("prompt", ""))
-    # The first word and the first sentence may be cut off.
+    # The first word and the first sentence may be truncated.
     parts = SENTENCE_END.split(text)[1:] or [text.partition(" ")[2]]
     lines = [[word for word in part.split() if word.isprintable()][:OPENING] for part in parts]
     longest = max([[], *lines], key=len)
