@@ -161,7 +161,7 @@ USER = "ubuntu"  # default user of the images in the stack lock
 
 
 class StackHosts(Head):
-    """Hosts that currently exist in the stack that `cloud` returns."""
+    """The hosts that currently exist in the stack that `cloud` returns."""
 
     def __init__(self, config: Config, cloud: Callable[[], FleetStack]) -> None:
         super().__init__(config)
@@ -267,7 +267,7 @@ class Ec2(Ssh):
         return found
 
     def _whole(self) -> Bill | None:
-        """Returns the bill before subtracting prepaid amounts."""
+        """Returns the bill without the prepaid amount."""
         return spending.of_ec2(self.config).bill(self.fleet.nodes)
 
     @staticmethod

@@ -341,9 +341,8 @@ class Cluster(Machines):
         try:
             self._delete()
         except BackendError:
-            Sweep(
-                self.calls, own.stack, say
-            ).end_instances()  # stop paying for instances even if pcluster fails
+            # stop paying for instances even if pcluster fails
+            Sweep(self.calls, own.stack, say).end_instances()
             raise
         stay = own.remove(purge, say)
         prove_gone(
