@@ -79,9 +79,8 @@ class FleetHead:
         """
         hosts = list(facts)
         send_code(self.transport, self.config.fleet, hosts)
-        for host, failure in self.open_doors(
-            hosts, hosts
-        ).items():  # any host may become the head, even if the current one can't appoint it
+        # any host may become the head, even if the current one can't appoint it
+        for host, failure in self.open_doors(hosts, hosts).items():
             raise BackendError(
                 f"can't authorize the head's key: {failure}", where=host.name, next="make doctor"
             )

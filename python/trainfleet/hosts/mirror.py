@@ -42,8 +42,8 @@ from .transport import Transport
 
 TIMEOUT = 30.0
 TOTAL = 64 << 30  # maximum total size of a run folder's small files, in bytes
-MOST = 8 << 20  # maximum bytes per piece; a response holds less than twice as many
-PIECE_COST = 16 << 10  # bytes that a piece counts in addition, because it starts a process
+MOST = 8 << 20  # maximum bytes per piece; a response contains less than twice as many
+PIECE_COST = 16 << 10  # extra bytes to count per piece, because each piece starts a process
 LISTING_TIMEOUT = 60.0
 # prints size, modification time, inode and name of each file, and then the node's time
 LIST = "find . -ignore_readdir_race -maxdepth {} -type f -printf '%s %T@ %i %P\\0'"
@@ -191,7 +191,9 @@ def read_listing(text: str) -> tuple[dict[str, FileState], float]:
 
 
 def _mirrored(found: Mapping[str, FileState]) -> dict[str, FileState]:
-    """Returns the files to copy to a run folder. Large ones that grow are limited in size."""
+    """Returns the files to copy to a run folder. Growing files are copied only up to their size
+    limit.
+    """
     there = {
         name: state._replace(size=min(state.size, most))
         for name, state in found.items()
