@@ -116,7 +116,8 @@ def describe(config: Config, calls: Calls, image: str) -> Iterator[str]:
             yield f"  baked image {one.id} is not used: {why}"
 
 
-# timeout and poll interval for a snapshot to appear, in seconds; the node stays sealed for longer
+# timeout and poll interval for a snapshot to appear, in seconds; a sealed node unseals after ten
+# minutes
 SEEN_IN, AGAIN = 300.0, 5.0
 POLL, PATIENCE = 15.0, 3 * 3600.0  # poll interval for an image, and timeout without progress
 LONGEST = 128  # maximum characters in an image's name
@@ -203,8 +204,8 @@ class Oven:
         return bool(found)
 
     def snapshots(self, image: str) -> list[Row]:
-        """Returns an image's snapshots, found by EC2's description `Created by CreateImage(i-...)
-        for ami-...`.
+        """Returns an image's snapshots, identified by EC2's description `Created by
+        CreateImage(i-...) for ami-...`.
         """
         about = [{"Name": "description", "Values": [f"*{image}*"]}]
         named = {"OwnerIds": ["self"], "Filters": about}

@@ -155,12 +155,12 @@ def _tokens(service: str, operation: str) -> tuple[tuple[str, str], ...]:
     return ((into, out),) if isinstance(into, str) else tuple(zip(into, out, strict=True))
 
 
-PARTITIONS = {"cn-": "aws-cn", "us-gov-": "aws-us-gov"}  # by prefix of the region's name
+PARTITIONS = {"cn-": "aws-cn", "us-gov-": "aws-us-gov"}  # region name prefix → partition
 
 
 def region_of(config: Config) -> str:
-    """Returns the AWS region: fleet.aws.region, AWS_REGION, AWS_DEFAULT_REGION or the profile's
-    region, whichever is set first. Raises ConfigError if none is set.
+    """Returns the first of fleet.aws.region, AWS_REGION, AWS_DEFAULT_REGION and the profile's
+    region that is set. Raises ConfigError if none is set.
     """
     if config.fleet.aws.region:
         return config.fleet.aws.region

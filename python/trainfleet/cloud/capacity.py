@@ -126,7 +126,7 @@ class PrepaidCapacity:
 
     @functools.cached_property
     def held(self) -> HeldCapacity | None:
-        """Returns the usable purchase. Returns None without a purchase, or if the account can't be
+        """Returns the usable purchase, or None if nothing was purchased or the account can't be
         queried.
         """
         try:
@@ -182,7 +182,8 @@ class PrepaidCapacity:
     def find_or_buy(
         self, limit: float | None, may_buy: bool
     ) -> tuple[HeldCapacity | None, list[str]]:
-        """Returns the existing purchase, or buys the capacity if allowed; and lines to print.
+        """Returns the purchase and lines to print. If there is no purchase yet, buys one if
+        allowed, or else returns None.
 
         `limit`: US dollars that budget.max_usd leaves for a purchase; None prevents it.
 
@@ -224,13 +225,13 @@ class PrepaidCapacity:
             say(f"  {what}; make setup uses it again until it ends")
 
     def _newest(self) -> HeldCapacity | None:
-        """Returns the usable purchase with the latest end."""
+        """Returns the usable purchase that ends last."""
         over = clock.now() + ENDS_EARLY * 3600
         usable = (held for held in self.owned() if held.ends > over)
         return max(usable, key=lambda held: held.ends, default=None)
 
     def _offers(self, hours: int) -> list[Offer]:
-        """Returns the offers, cheapest first, and earliest start first at equal prices."""
+        """Returns the offers, cheapest first. At equal prices, the earliest start comes first."""
         return sorted(self.offered(hours), key=lambda offer: (offer.usd, offer.starts))
 
     def _left(self, rest: Bill | None) -> float | None:

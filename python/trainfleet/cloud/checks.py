@@ -1,7 +1,7 @@
 """Checks the config, this machine and the account before a fleet is created or a job submitted.
 
 Each check yields obstacles, with the command that fixes them. A check that these credentials may
-not run blocks nothing. The first sentence of a check's docstring is part of a message. `refuse`
+not run only yields a note. The first sentence of a check's docstring is part of a message. `refuse`
 sends no requests to AWS.
 """
 
@@ -78,7 +78,7 @@ def of_kind(kind: Scheduler) -> Iterator[Check]:
 
 
 def here(config: Config, inputs: Inputs) -> Obstacles:
-    """Checks whether this machine can reach the nodes by SSH: a key, and the programs for SSM."""
+    """Checks whether this machine has an SSH key for the nodes and, if needed, SSM programs."""
     aws, own = config.fleet.aws, config.fleet.ssh.key
     if not inputs.kind.by_ssh:
         return

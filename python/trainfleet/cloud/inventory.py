@@ -2,10 +2,10 @@
 Removes a config's resources until AWS confirms that they are gone. Reads only AWS, never local
 files.
 
-A removal deletes the stack first, because CloudFormation knows the order. Other resources with our
-tags, such as those that the stack failed to delete or had to keep, are then removed one by one.
-Resources that are still in use are retried, because the network interfaces of an instance or a file
-system disappear minutes after it. Resources without our tags are never removed.
+A removal deletes the stack first, because CloudFormation knows the deletion order. Other resources
+with our tags, such as those that the stack failed to delete or had to keep, are then removed one by
+one. Resources that are still in use are retried, because the network interfaces of an instance or a
+file system disappear minutes after it. Resources without our tags are never removed.
 """
 
 from __future__ import annotations
@@ -172,8 +172,8 @@ def _measured(
 
 
 def table(found: Found) -> Iterator[str]:
-    """Yields lines by config: one for each resource that costs money or holds data, and one for all
-    free resources.
+    """Yields lines grouped by config: one for each resource that costs money or holds data, and one
+    for all free resources.
     """
     rows = sorted(found, key=lambda one: one.config)
     for config, group in itertools.groupby(rows, key=lambda one: one.config):
@@ -301,8 +301,8 @@ class Sweep:
     denied: set[str] = field(default_factory=set)
 
     def delete_stack(self) -> None:
-        """Deletes the stack, and waits until it is gone or can't be deleted. Cancels or awaits any
-        change that another command started.
+        """Deletes the stack, and waits until it is gone or can't be deleted. First cancels or waits
+        for any change that another command started.
         """
         self._try(self.stack.name, self._delete)
 

@@ -72,7 +72,7 @@ def of(kind: str, what: str, amount: float) -> float | None:
 
 @dataclass
 class Prices:
-    """Prices in one region. Uses the table without `calls`, or if the API does not respond."""
+    """Prices in one region. Uses the table if there are no `calls` or the API does not respond."""
 
     calls: Calls | None = None
     trouble: str = ""  # why the table was used

@@ -37,8 +37,8 @@ RUNNING = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
 
 @dataclass(frozen=True)
 class Obstacle:
-    """An obstacle to creating a fleet, or a note if `blocks` is False; and the command that
-    helps.
+    """An obstacle to creating a fleet (or a note, if `blocks` is False), and the command that fixes
+    it.
     """
 
     what: str
@@ -53,7 +53,7 @@ Obstacles = Iterator[Obstacle]
 
 
 def vcpus(config: Config, calls: Calls, inputs: Inputs) -> Obstacles:
-    """Checks whether the nodes fit their instance family's vCPU quota, next to other instances.
+    """Checks whether the nodes fit their instance family's vCPU quota, alongside other instances.
     Reserved nodes do not count. The machine that first builds their Python environment does.
     """
     nodes = len(inputs.slots)

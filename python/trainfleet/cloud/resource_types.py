@@ -25,7 +25,7 @@ from .template_inputs import Tags, own_tags, slug
 Things = Iterator[tuple[str, Tags, Row]]  # ID, tags, and the service's entry
 Find = Callable[[Calls, str | None], Things]
 Remove = Callable[[Calls, str, Row], object]
-LOCK = "trainfleet:lock"  # tag for the versions in a machine image and its snapshots
+LOCK = "trainfleet:lock"  # tag with the versions of a machine image and its snapshots
 # states of listed resources that no longer exist
 GONE = {"deleted", "failed", "DELETING", "DELETED"}
 NAMED = f"{OURS}-"  # name prefix of our roles
@@ -142,9 +142,7 @@ def _profiles(calls: Calls, config: str | None) -> Things:
 
 
 def _is_here(calls: Calls, tags: Mapping[str, str]) -> bool:
-    """Returns whether this is the region of a global resource's stack, which the resource's tag
-    names.
-    """
+    """Returns whether a global resource belongs to a stack in this region, according to its tag."""
     parts = tags.get("aws:cloudformation:stack-id", "").split(":")
     return len(parts) < 4 or parts[3] == calls.region
 
@@ -198,8 +196,8 @@ def _some_versions(calls: Calls, bucket: str) -> list[dict[str, str]]:
 
 
 def _images(calls: Calls, config: str | None) -> Things:
-    """Yields the images that the config holds in the account's repository, or that any config
-    holds.
+    """Yields the images in the account's repository that the config holds, or that any config holds
+    if `config` is null.
     """
     for tag, row in repository.holders(calls):
         owner, dot, _ = tag.partition(".")

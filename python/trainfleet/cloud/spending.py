@@ -129,7 +129,8 @@ def of_cluster(
 ) -> Spending:
     """Prices ParallelCluster, which launches the nodes of the job's queue and terminates idle ones.
 
-    `others`: queues that may keep nodes. `machine`: the head's instance type, and its disk in GiB.
+    `others`: queues that may keep nodes running. `machine`: the head's instance type, and its disk
+    in GiB.
     """
     static = queue.min > 0  # the job's nodes always run
     made = ["cluster"] if config.fleet.python else ["cluster", "python"]

@@ -222,7 +222,7 @@ BUILDER, BUILDER_TYPE, BUILDER_VCPUS = "Builder", "c7i.xlarge", 4
 
 
 def capacity_of(config: Config) -> str:
-    """Returns the kind of capacity. fleet.spot is equivalent to fleet.aws.capacity spot."""
+    """Returns the kind of capacity. fleet.spot is equivalent to `fleet.aws.capacity: spot`."""
     aws = config.fleet.aws
     return "spot" if config.fleet.spot and aws.capacity == "on-demand" else aws.capacity
 

@@ -28,9 +28,9 @@ from .template_parts import Resource, Resources, fixed, subnet
 # fleet.fsx keys that apply only to a new file system
 MADE = ("size_gib", "type", "throughput", "efa", "s3_import", "s3_export")
 SCRATCH_THROUGHPUT = 200  # MB/s per TiB for SCRATCH_2, without bursts
-# with EFA, the size must be a multiple of this many GiB, by MB/s per TiB
+# MB/s per TiB → GiB that the size must be a multiple of, with EFA
 EFA_STEPS = {125: 38400, 250: 19200, 500: 9600, 1000: 4800}
-STEP = 2400  # without EFA, the size must be a multiple of this many GiB
+STEP = 2400  # GiB that the size must be a multiple of, without EFA
 LOG_DAYS = 30  # days until log events expire
 
 
@@ -74,7 +74,7 @@ def refuse_size(fsx: Fsx) -> Refusals:
 
 
 def refuse_unmade(fsx: Fsx) -> Refusals:
-    """Yields (key, message) for new-file-system keys that are set although the stack creates
+    """Yields (key, message) for keys that apply only to a new file system, if the stack creates
     none.
     """
     why = "only for a new file system, but this config makes none; remove it"
@@ -153,7 +153,7 @@ def logs(config: Config) -> Resources:
 # bytes/s per GET, GETs in flight per node, GETs per second per prefix
 REQUEST, AT_ONCE, PREFIX = 87e6, 8, 5500
 PIECE = 16e6  # bytes per GET
-WINDOW = 1024  # assumed data.shuffle_window_mib if that is null, in MiB
+WINDOW = 1024  # shuffle window assumed if data.shuffle_window_mib is null, in MiB
 SMALL_VOCABULARY = 65_536  # largest vocabulary whose tokens fit in two bytes
 COPY_PAYS = 60.0  # maximum seconds for a copy before the first batch
 COPY = "NVMe copy"
