@@ -26,7 +26,7 @@ from ..trust.redaction import keep_secret
 from ..trust.safe_output import shown
 from .builders import ARCHITECTURE, LAYERS, PARTS, Builder, FoundImage, ImageRecipe, write_context
 
-KEPT = 40  # number of final output lines that are searched for the cause of a failure
+KEPT = 40  # final output lines that are searched for the cause of a failure
 SHOWN, MOST = 6, 600  # maximum lines in a message, and characters per line
 # Maps each pip option to its secret in docker/Dockerfile and the secret's path during the build.
 CERTIFICATES = {
