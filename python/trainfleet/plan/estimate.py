@@ -101,13 +101,15 @@ class Bill:
 BASE, UNFITTED = (0.15, 0.10)
 WIDER = {"update": 1.37, "launches": 1.37, "other": 1.37, "attention": 0.15, "idle": 0.54}
 PROFILED = 0.10  # BASE for a model that has already run on this hardware (LOG.md)
-# BASE's counterpart for memory: from 167 runs, each measured by its trainer's own method. Ours is
-# closer to torch's count.
+# BASE's counterpart for memory, from 167 runs that were each measured by their trainer's own
+# method. Ours is closer to torch's count.
 LIKELY_MEMORY = 0.16
 
 
 def spread_of(step: StepTime, fitted: bool) -> float:
-    """Returns the log of the factor around this prediction that covers four of five runs."""
+    """Returns the prediction's spread: the log of the factor within which four of five runs
+    fall.
+    """
     wider = float(sum(times * getattr(step, part) for part, times in WIDER.items()))
     return BASE + wider / step.total + (0.0 if fitted else UNFITTED)
 
@@ -119,8 +121,8 @@ class Experience:
 
     `parts` maps each phase of a step to its ratio of measured to predicted time. If the runs used
     the same layout, it is empty and `ratio` corrects the whole step. Each ratio is raised to the
-    power `share`, which approaches 1 as runs accumulate, so that a single disturbed run has
-    limited influence.
+    power `share`, which approaches 1 as runs accumulate, so that a single outlier has limited
+    influence.
     """
 
     runs: int
@@ -136,8 +138,8 @@ class Experience:
 
     @property
     def spread(self) -> float:
-        """Returns the spread of a corrected prediction. It includes the part of the correction that
-        `share` still withholds.
+        """Returns the spread of a corrected prediction, widened by the part of the correction that
+        `share` withholds.
         """
         known = BASE if self.of == "this hardware" else PROFILED
         return known + (1 - self.share) * abs(log(self.ratio))

@@ -79,8 +79,8 @@ class Job:
 
 
 def tokenize_job(config: Config) -> Job:
-    """Returns the job that creates data/<name> from the sources. Node i tokenizes the units whose
-    index is i mod N, with one process per core.
+    """Returns the job that creates data/<name> from the sources. Unit i is tokenized on node i mod
+    N, with one process per core.
     """
     folder, arguments = (
         run_folder.DATA / config.data.name,
@@ -162,7 +162,7 @@ def is_recorded(config: Config) -> bool:
 
 def compiles_ahead(config: Config) -> bool:
     """Returns whether a separate job compiles the programs into a cache for all nodes before
-    training, because compilation takes long.
+    training, because compilation takes a long time.
     """
     return is_xla(config) or (
         config.fleet.platform == NATIVE and not cache(config).startswith(s3.SCHEME)
