@@ -286,10 +286,10 @@ class Hosted(Backend):
         ]
 
     def bill(self) -> Bill | None:
-        """Returns the bill, or None if no price is known.
+        """Returns the bill, or None if a price is unknown.
 
-        Uses the built-in price table, and queries the Pricing API for machines that the table
-        lacks.
+        Uses the built-in price table, and queries the Pricing API for machines that are not in the
+        table.
         """
         return self._whole(self.config)
 

@@ -157,7 +157,7 @@ def _sealed(head: Head, host: Host, facts: Facts) -> Iterator[None]:
             )
 
 
-USER = "ubuntu"  # default user of the images in the stack lock
+USER = "ubuntu"  # default user of the images in docker/platforms.lock.yaml
 
 
 class StackHosts(Head):

@@ -137,8 +137,8 @@ class Cluster(Machines):
         )
 
     def apply(self) -> int:
-        """Creates or updates the cluster and waits until it is ready. Raises BackendError with the
-        first failure.
+        """Creates or updates the cluster and waits until it is ready. Raises a BackendError
+        explaining the first failure.
         """
         state = self.look()
         if state and state.passes:
