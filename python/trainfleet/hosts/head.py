@@ -241,7 +241,7 @@ OURS = ("CONFIG", "RUN", "SET", "NODES")
 
 
 def encode_verb(verb: str, config: Config, variables: dict[str, str]) -> bytes:
-    """Returns the line that `received` parses."""
+    """Returns the line that `received_verb` parses."""
     kept = {name: value for name, value in variables.items() if name not in OURS}
     return (
         json.dumps({"verb": verb, "config": dump_resolved(config), "variables": kept}).encode()

@@ -84,8 +84,8 @@ class Wanted:
 
     @property
     def efa(self) -> int:
-        """Returns the number of EFA interfaces per node. A single node counts as having 0, unless
-        it uses Lustre over EFA.
+        """Returns the number of EFA interfaces per node, or 0 for a single node without Lustre over
+        EFA.
         """
         return self.type.efa if self.type and (self.fleet.nodes > 1 or self.lustre_efa) else 0
 

@@ -125,8 +125,8 @@ class Mirror:
                 del self.known[name]
 
     def _changes(self, there: Mapping[str, FileState]) -> Iterator[Piece]:
-        """Yields the pieces of new and changed files. If a file has only grown, they are its new
-        bytes.
+        """Yields the pieces of new and changed files. For a file that has only grown, yields only
+        its new bytes.
         """
         total = 0
         for name, found in there.items():
