@@ -116,7 +116,7 @@ def _at_rest(head: Head) -> tuple[Host, Facts]:
         raise BackendError(
             "the node is not idle",
             where=str(host),
-            why=f"sealing removes the node's keys for a moment, but {', '.join(sorted(busy))} is "
+            why=f"sealing briefly removes the node's keys, but {', '.join(sorted(busy))} is "
             "running there",
             next="run make stop, then make image",
         )

@@ -139,8 +139,8 @@ def _refuse_waiting(config: Config) -> Refusals:
     if own.wait_hours is not None and own.wait_hours < own.max_hours:
         yield (
             "fleet.sagemaker.wait_hours",
-            f"{own.wait_hours:g} is less than max_hours {own.max_hours:g}; it includes the "
-            "running time, so set more",
+            f"{own.wait_hours:g} is less than max_hours ({own.max_hours:g}); it includes "
+            "the run time, so set it to at least max_hours",
         )
     unused = {
         "a training plan, which keeps its machines": own.training_plan or own.plan_hours,

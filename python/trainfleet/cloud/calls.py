@@ -292,7 +292,7 @@ def _unanswered(where: str, error: Exception) -> CloudError:
 
     kind, why = type(error).__name__, _one_line(str(error))
     if isinstance(error, known.ParamValidationError):
-        then = f"correct that value in config.yaml; {page('schema/README.md')} lists all keys"
+        then = f"fix that value in config.yaml; {page('schema/README.md')} lists all keys"
         return CloudError("AWS rejects the request", where=where, why=why, next=then, code=kind)
     if kind.startswith(RENEWABLE):
         what = "your credentials have expired"

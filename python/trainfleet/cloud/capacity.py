@@ -212,7 +212,7 @@ class PrepaidCapacity:
     def _require_within(self, limit: float | None, usd: float) -> None:
         if limit is None:
             what = f"null: a {self.name} is bought only within a limit"
-            raise ConfigError.of("budget.max_usd", what, next="write one")
+            raise ConfigError.of("budget.max_usd", what, next="set one")
         if usd > limit:
             what = f"${limit:,.2f} is left for a {self.name}, but the cheapest costs ${usd:,.2f}"
             raise ConfigError.of("budget.max_usd", what, next="raise it, or use fewer nodes")
@@ -242,7 +242,7 @@ class PrepaidCapacity:
         if limit is None:
             return None
         if rest is None:
-            what = f"${limit:,.2f}: the rest for a {self.name} is unknown: a price is unknown"
+            what = f"${limit:,.2f}: the amount left for a {self.name} depends on an unknown price"
             raise ConfigError.of("budget.max_usd", what, next="run make plan to see which")
         return max(0.0, limit - rest.whole(self.config.fleet.nodes, self.hours))
 
@@ -400,7 +400,7 @@ def whole_hours(hours: float) -> int:
         days = 7 * math.ceil(days / 7)
     if days > 7 * WEEKS:
         what = f"block: the longest lasts {7 * WEEKS} days, but this run needs {days}"
-        raise ConfigError.of("fleet.aws.capacity", what, next="more nodes")
+        raise ConfigError.of("fleet.aws.capacity", what, next="use more nodes")
     return max(1, days) * DAY
 
 

@@ -145,7 +145,7 @@ def reservation(config: Config, calls: Calls, inputs: Inputs) -> Obstacles:
     elif row is not None:
         yield Obstacle(
             f"{config.fleet.aws.reservation} does not exist in {calls.region}",
-            "correct fleet.aws.reservation or fleet.aws.region",
+            "fix fleet.aws.reservation or fleet.aws.region",
         )
 
 
@@ -330,7 +330,7 @@ MOST_NODES = 120  # maximum nodes per stack: a request is limited to 51,200 byte
 def refuse(config: Config) -> Refusals:
     """Yields every reason why the config's fleet can't be created on AWS."""
     if config.fleet.instance_type is None:
-        why = "AWS needs an instance type to make the machines"
+        why = "AWS needs an instance type to create the machines"
         yield "fleet.instance_type", f"null: {why}; set one, such as trn1.32xlarge"
     yield from refuse_of_scheduler(config)
     for rule in (_ways_in, _file_system, _size):
@@ -432,7 +432,7 @@ def _file_system(config: Config) -> Refusals:
     top = fleet.fsx.mount_point.rstrip("/")
     inside = (fleet.shared_folder or "").removeprefix(top).strip("/")
     if fleet.fsx.s3_export and not inside:
-        what = f"{fleet.shared_folder} is the complete file system"
+        what = f"{fleet.shared_folder} is the entire file system"
         yield key, f"{what}; set {top}/trainfleet"
     elif inside.split("/")[0] == "linked":
         yield key, f"{fleet.shared_folder}: fleet.fsx.s3_import appears there; set another folder"

@@ -377,7 +377,7 @@ def is_capacity(reason: str) -> bool:
 def explain(event: StackEvent | None, what: str, where: str) -> CloudError:
     """Returns an error that explains the first failure."""
     if event is None:
-        why, then = "CloudFormation names no reason", "run make setup again"
+        why, then = "CloudFormation gave no reason", "run make setup again"
         return CloudError(what, where=where, why=why, next=then, code="Failed")
     kind, said = short(event.type), words_of(event.reason)
     if is_capacity(event.reason):

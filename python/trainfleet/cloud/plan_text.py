@@ -36,7 +36,7 @@ def describe(
     if calls.region != WHERE_PRICES_ARE and any(row.source == TABLE for row in costs.rows):
         yield f"  {calls.region} may cost up to 50 % more than these list prices"
     if prices.trouble:
-        yield f"  the Pricing API gave no prices: {prices.trouble}"
+        yield f"  the Pricing API returned no prices: {prices.trouble}"
     nodes = config.fleet.nodes
     yield from spending.describe_whole(paid.on(costs.bill(nodes)), nodes, hours)
     yield from ("", *account(config, calls, inputs, foreseen.unasked))

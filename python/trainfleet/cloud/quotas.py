@@ -254,7 +254,7 @@ def _roomy(row: Row, config: Config, calls: Calls, inputs: Inputs) -> Obstacles:
         more = f" and {servers} for the file system" if servers else ""
         needed = f"{new} nodes with {each} addresses each{more}"
         what = f"{row['SubnetId']} has {free} free addresses: too few for {needed}"
-        yield Obstacle(what, "use a larger one")
+        yield Obstacle(what, "use a larger subnet")
 
 
 def _open(row: Row, config: Config, calls: Calls, inputs: Inputs) -> Obstacles:
@@ -272,7 +272,7 @@ def _open(row: Row, config: Config, calls: Calls, inputs: Inputs) -> Obstacles:
         and all(str(route.get("GatewayId")).startswith("igw-") for route in leads)
         and not _public(config, row, inputs)
     ):
-        what = "reaches the Internet by a gateway, but nodes have no public address there"
+        what = "reaches the Internet through a gateway, but its nodes have no public address"
     if what:
         then = (
             "add a route to a NAT gateway, or use another subnet, unless nodes have their own "

@@ -360,7 +360,7 @@ class FleetStack:
         while len(nodes := find()) < count:
             if clock.now() > deadline:
                 others = [node for node in self.everyone() if node.state != "running"]
-                what = f"{len(nodes)} of {count} nodes run after {UP_IN:.0f} s"
+                what = f"{len(nodes)} of {count} nodes are running after {UP_IN:.0f} s"
                 why = ", ".join(f"{node.id} is {node.state}" for node in others)
                 where = f"ec2 in {self.calls.region}"
                 raise CloudError(what, where=where, why=why, next="run make setup again")

@@ -150,7 +150,7 @@ def implausible(error: Implausible, asked: str) -> HostFailure:
     return HostFailure(
         "untrue",
         f"its answer is not {asked}: {error}",
-        "check that host; another program may be answering in its place",
+        "check that host; another program may be responding in its place",
     )
 
 

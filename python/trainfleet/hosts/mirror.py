@@ -236,7 +236,7 @@ def fetch(transport: Transport, host: Host, there: str, here: Path) -> dict[str,
         part.mkdir(parents=True)
         if sum(sizes.values()) > shutil.disk_usage(part).free:
             raise OSError(
-                28, f"the disk has no room for a download of {sum(sizes.values()) / 1e9:.1f} GB"
+                28, f"the disk has no space for a download of {sum(sizes.values()) / 1e9:.1f} GB"
             )
         bring_all(transport, host, there, part, sizes)
         part.rename(here)

@@ -233,7 +233,7 @@ def require_pins(wanted: Sequence[Pin]) -> None:
         raise BackendError(
             f"{len(wrong)} pinned versions are unavailable",
             why=wrong[0],
-            next="correct docker/platforms.lock.yaml, or set OFFLINE=1 to skip this check",
+            next="fix docker/platforms.lock.yaml, or set OFFLINE=1 to skip this check",
         )
 
 

@@ -149,7 +149,7 @@ def newest_of(recipe: ImageRecipe, builder: Builder) -> tuple[str, str] | None:
 
 def describe(found: FoundImage) -> str:
     """Describes an image by its size, layer count and code layer size."""
-    last = f"; the last has {found.layers[-1] / 1e6:,.1f} MB" if found.layers else ""
+    last = f"; the last one is {found.layers[-1] / 1e6:,.1f} MB" if found.layers else ""
     return f"{found.size / 1e6:,.0f} MB in {len(found.layers)} layers{last}"
 
 
@@ -271,7 +271,7 @@ def reachable(name: str, addresses: str, say: Say) -> str:
     """Returns an option's addresses without local folders, and prints the folders it drops."""
     local = [word for word in addresses.split() if "://" not in word or word.startswith("file:")]
     if local:
-        say(f"{name} {', '.join(local)} is ignored: the build can't reach folders of this machine")
+        say(f"{name} {', '.join(local)} is ignored: the build can't reach folders on this machine")
     return " ".join(word for word in addresses.split() if word not in local)
 
 

@@ -66,7 +66,7 @@ def counts_of(text: str, nodes: int) -> list[int]:
         not all(re.fullmatch("[0-9]{1,6}", word) and int(word) > 0 for word in words)
         or len(set(words)) < 2
     ):
-        message = f"{text!r} is not a list of two or more numbers of nodes, such as NODES='1 2 4'"
+        message = f"{text!r} is not a list of two or more node counts, such as NODES='1 2 4'"
         raise ConfigError.of("NODES", message, next="make scaling NODES='1 2 4'")
     return sorted({int(word) for word in words})
 

@@ -206,7 +206,7 @@ def remark(config: Config, tokens: float) -> str:
     ratio = tokens / count_parameters(config.model)
     return (
         f"{ratio:,.3g} tokens per parameter; {CHINCHILLA} give the best model for a given "
-        "compute, more give a better small model"
+        "compute budget, and more give a better small model"
     )
 
 

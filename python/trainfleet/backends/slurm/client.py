@@ -136,7 +136,7 @@ def ask_here(
         )
     except subprocess.TimeoutExpired as error:
         raise BackendError(
-            f"{words[0]} does not answer",
+            f"{words[0]} does not respond",
             why=f"no answer in {TIMEOUT:.0f} s",
             next="scontrol ping; sinfo",
         ) from error

@@ -390,7 +390,7 @@ class Cluster(Machines):
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
-            what, why = f"pcluster {verb} does not answer", f"no answer in {TIMEOUT:.0f} s"
+            what, why = f"pcluster {verb} does not respond", f"no answer in {TIMEOUT:.0f} s"
             raise BackendError(what, why=why, next="run the command again") from error
         said = (
             _parsed(done.stdout)
