@@ -128,7 +128,7 @@ def _judge_efa(text: list[str], kind: NodeType) -> Iterator[str]:
         if (match := re.search(r"is efa.*found ([0-9]{1,9}) nics", line))
     ]
     if found and kind.efa and min(found) != kind.efa:
-        yield f"NCCL found {min(found)} EFA interfaces, but {kind.name} has {kind.efa}"
+        yield f"NCCL found {min(found)} EFA interfaces, {kind.name} has {kind.efa}"
 
 
 def _judge_verbs(text: list[str], fabric: str) -> Iterator[str]:

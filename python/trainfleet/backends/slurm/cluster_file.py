@@ -417,7 +417,7 @@ def _unfit(queue: Queue, image: str | None) -> Iterator[str]:
         return
     if row.accelerator and not row.efa and (queue.max or 0) > 1:
         yield (
-            f"{kind} has no EFA, so nodes can't train together; set max to 1, or use a larger size"
+            f"{kind} has no EFA, so its nodes can't train together; set max 1, or use a larger size"
         )
     if not image and load_platform(node_types.platform_of(row)).kernel_modules == CLOSED:
         yield (
