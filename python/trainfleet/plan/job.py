@@ -186,8 +186,8 @@ INDENT = "  "
 
 @dataclass(frozen=True)
 class Artifact:
-    """A named text that a backend passes unchanged to its scheduler, such as a node's script, a
-    template, or a request body.
+    """A named text that a backend passes on unchanged, such as a node's script, a template, or a
+    request body.
     """
 
     name: str
