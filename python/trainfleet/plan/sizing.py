@@ -404,8 +404,8 @@ def _growing(config: Config, wish: Wish, device: Accelerator) -> Iterator[Size]:
 
 
 def _first(config: Config, wish: Wish, device: Accelerator) -> int:
-    """Returns the power of two to start from, as an exponent: no smaller fleet could meet DAYS, even
-    at its peak FLOP/s.
+    """Returns the power of two to start from, as an exponent: no smaller fleet could meet DAYS,
+    even at its peak FLOP/s.
     """
     if wish.days is None or wish.tokens is None:
         return 0
