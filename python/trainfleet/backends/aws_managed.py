@@ -1,9 +1,9 @@
-"""Shared base of the AWS Batch and SageMaker backends, which poll and stop jobs through the
-service's API, and the machines that these services start.
+"""Shared parts of the AWS Batch and SageMaker backends: polling and stopping jobs through the
+service's API, and the machines that the service launches.
 
-The entrypoint writes its log to S3, next to the checkpoints. This log is preferred, because it is
-complete and only seconds old. If a node fails before its entrypoint starts, or can't write to S3,
-only the service has its output. That output goes to logs/engine-<i>.log.
+The entrypoint writes each node's log to S3, next to the checkpoints. This log is preferred, because
+it is complete and only seconds old. If a node fails before its entrypoint starts, or can't write to
+S3, only the service has its output. That output goes to logs/engine-<i>.log.
 
 Secrets are passed by reference, because requests must not contain secret values. If
 fleet.secret_arns maps a name in fleet.secrets to an ARN, the job uses that ARN. All other values
@@ -148,7 +148,7 @@ class Consoles:
         }
 
 
-# prefix of the status reason if a user had the service terminate the job
+# prefix of the status reason for jobs that a user had the service terminate
 ON_REQUEST = "ended on request"
 PACE = 3.0  # polling interval in seconds
 
@@ -286,10 +286,10 @@ class Hosted(Backend):
         ]
 
     def bill(self) -> Bill | None:
-        """Returns the bill, or None if no price is known.
+        """Returns the bill, or None if a price is unknown.
 
-        Uses the built-in price table, and queries the Pricing API for machines that the table
-        lacks.
+        Uses the built-in price table, and queries the Pricing API for machines that are not in the
+        table.
         """
         return self._whole(self.config)
 
@@ -339,11 +339,11 @@ def priced(
 
 
 class ManagedMachines(Stacked):
-    """Machines (base.py) that a managed service starts for each job.
+    """Machines (base.py) that a managed service launches for each job.
 
-    `needed` means that a stack must provide resources that the config does not name. `costs`
-    returns a job's cost at given prices. `notes` returns extra lines for the plan. `ahead` is
-    prepaid capacity.
+    `needed`: whether a stack must provide resources that the config does not name. `costs`: returns
+    a job's cost at the given prices. `notes`: returns extra lines for the plan. `ahead`: prepaid
+    capacity.
     """
 
     def __init__(

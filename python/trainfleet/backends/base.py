@@ -42,7 +42,7 @@ from .run_storage import Place
 if TYPE_CHECKING:
     from .head import Head
 
-# files in the run folder with the submitted job's handle and request
+# files in the run folder that contain the submitted job's handle and request
 HANDLE = "handle.json"
 REQUEST = "request.json"
 
@@ -65,7 +65,7 @@ class Can(Enum):
 
 
 class Phase(Enum):
-    """Phase of a job, which costs money and is monitored from RUNNING on."""
+    """Phase of a job. From RUNNING on, the job costs money and is monitored."""
 
     QUEUED = "queued"
     STARTING = "starting"
@@ -110,7 +110,7 @@ class Status:
 
 @dataclass(frozen=True)
 class Handle:
-    """Submitted job as plain data.
+    """A submitted job, as plain data.
 
     Any process with access to the run folder or the account can use it to query, follow and stop
     the job. `id` is the scheduler's job ID, and `token` identifies the request. `hosts` lists the
@@ -255,17 +255,17 @@ class Backend(Protocol):
 
     def harm(self) -> Head | None:
         """Returns the hosts whose links and head a rehearsal may disrupt, or None if other users
-        need them.
+        depend on them.
         """
         return None
 
     def purchase(self) -> Purchase | None:
-        """Returns how to purchase capacity, or None if purchases are not supported."""
+        """Returns a function that purchases capacity, or None if purchases are not supported."""
         return None
 
     def bake(self) -> Callable[[], int] | None:
-        """Returns the function that creates an image from which future machines start, unless one
-        with these versions exists, and returns the exit code of `make image`.
+        """Returns a function that creates an image for future machines, unless one with the same
+        versions exists. The function returns the exit code of `make image`.
 
         Returns None if machines are not created from images.
         """

@@ -1,5 +1,5 @@
-"""Builds AWS Batch requests, multi-node job definitions and job submissions, and explains why a job
-is still queued, or would stay queued forever.
+"""Builds AWS Batch requests (multi-node job definitions and job submissions), and explains why a
+job is still queued or would stay queued forever.
 
 All nodes share one node range. Batch allows at most five ranges, so a range per node would limit
 jobs to five nodes

@@ -116,7 +116,7 @@ def _at_rest(head: Head) -> tuple[Host, Facts]:
         raise BackendError(
             "the node is not idle",
             where=str(host),
-            why=f"sealing removes the node's keys for a moment, but {', '.join(sorted(busy))} is "
+            why=f"sealing briefly removes the node's keys, but {', '.join(sorted(busy))} is "
             "running there",
             next="run make stop, then make image",
         )
@@ -157,11 +157,11 @@ def _sealed(head: Head, host: Host, facts: Facts) -> Iterator[None]:
             )
 
 
-USER = "ubuntu"  # default user of the images in the stack lock
+USER = "ubuntu"  # default user of the images in docker/platforms.lock.yaml
 
 
 class StackHosts(Head):
-    """Hosts that currently exist in the stack that `cloud` returns."""
+    """The hosts that currently exist in the stack that `cloud` returns."""
 
     def __init__(self, config: Config, cloud: Callable[[], FleetStack]) -> None:
         super().__init__(config)
@@ -267,7 +267,7 @@ class Ec2(Ssh):
         return found
 
     def _whole(self) -> Bill | None:
-        """Returns the bill before subtracting prepaid amounts."""
+        """Returns the bill without the prepaid amount."""
         return spending.of_ec2(self.config).bill(self.fleet.nodes)
 
     @staticmethod

@@ -312,8 +312,8 @@ class Instances(Stacked):
         return host_setup.main(self.head.located)
 
     def _build(self) -> int:
-        """Builds the Python environment on a cheap machine, so that no node is paid for meanwhile.
-        Returns an exit code.
+        """Builds the Python environment on a cheap machine, so that no nodes cost money in the
+        meantime. Returns an exit code.
         """
         self.await_keys(self.cloud.await_nodes(builder=True))
         self.head.look_again()

@@ -1,4 +1,4 @@
-"""SSH hosts of a fleet and its head, the first host, which runs commands typed on other machines.
+"""A fleet's SSH hosts, and its head: the first host, which runs commands typed on other machines.
 
 This module runs in two places. On a user's machine, launch/remote_launch.py forwards commands to
 the head. On the head, where TRAINFLEET_HEAD is set, it connects to the other hosts, and the working

@@ -1,10 +1,11 @@
 """Local backend: simulates all nodes on this machine.
 
-Each node is a torchrun agent with a separate log, and the agents rendezvous on 127.0.0.1. Tested:
-everything, with real processes. The hostname is never used, so it does not have to resolve. All
-processes die with the launcher, even if it crashes. While the launcher is alive, other processes
-can query and stop its jobs. They find each node's process through its file in the nodes/ subfolder
-of the job's folder.
+Each node is a torchrun agent with a separate log. The agents rendezvous on 127.0.0.1, so the
+hostname does not have to resolve. All processes die with the launcher, even if it crashes. While
+the launcher is alive, other processes can query and stop its jobs. They find each node's process
+through its file in the nodes/ subfolder of the job's folder.
+
+Tested: everything, with real processes.
 """
 
 from __future__ import annotations
@@ -108,7 +109,8 @@ class Local(Backend):
         if job.torchrun:
             own = {
                 "OMP_NUM_THREADS": str(max(1, cores // job.ranks_per_node)),
-                # without it, gloo resolves the hostname, which can fail; macOS says lo0
+                # without this, gloo resolves the hostname, which can fail; macOS names the
+                # interface lo0
                 "GLOO_SOCKET_IFNAME": next(
                     (name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo"
                 ),
@@ -205,14 +207,14 @@ class Local(Backend):
         pid, said, _ = process_in(file)
         if pid in self._started:
             self._started[pid].poll()  # reap the process if it has exited
-        # ask before reading the code: a node that exits in between has written it by then
+        # check liveness first: a node that exits before the read has already written its code
         alive = identity(pid) == said
         code = read(file.with_name(f"{file.name}.exit"))
         if re.fullmatch("[0-9]{1,3}", code):
             return int(code)
         if alive:
             return None
-        # the code of the shell that ran the node; negative if a signal killed it
+        # exit code of the shell that ran the node; negative if a signal killed the shell
         shell = self._started[pid].returncode if pid in self._started else None
         return 137 if shell is None or shell < 0 else int(shell)
 
@@ -273,7 +275,7 @@ def _file(handle: Handle, node: int) -> Path:
 
 
 def _read_said(handle: Handle, node: int) -> str:
-    """Returns what a node printed outside its log, or "" if it can't be read."""
+    """Returns a node's output that is not in its log, or "" if it can't be read."""
     with suppress(OSError, InputError):
         return read(said_file(_file(handle, node)))
     return ""
@@ -338,7 +340,9 @@ def _accelerators(job: Job, node: int) -> dict[str, str]:
 
 
 def _port(asked: int) -> int:
-    """Returns this port, or a free one for 0. Raises BackendError if it is in use."""
+    """Returns the port, or a free one if `asked` is 0. Raises BackendError if the port is in
+    use.
+    """
     with closing(socket.socket()) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, bool(asked))
         try:

@@ -1,5 +1,5 @@
-"""Builds what starts the nodes of a job, without secrets: scripts for hosts, and request bodies for
-AWS Batch and SageMaker. Also reads the values of secrets.
+"""Builds the scripts (for hosts) and request bodies (for AWS Batch and SageMaker) that start a
+job's nodes, without secrets. Also reads the secrets' values.
 
 Request bodies are artifacts, so a plan shows the exact requests. Three values are added only when a
 request is sent: the job name (which contains the request token), the attempt's environment
@@ -168,7 +168,7 @@ FORMS = read_table(Path(__file__).with_name("requests.yaml"))
 
 
 def form(name: str, **values: Any) -> Any:
-    """Returns a form of requests.yaml with `values` (see `fill`)."""
+    """Returns an entry of requests.yaml, filled with `values` (see `fill`)."""
     return fill(FORMS[name], **values)
 
 

@@ -105,7 +105,7 @@ class Place(Protocol):
 
 
 class Here(Place):
-    """Run that exists only on this machine."""
+    """A run that exists only on this machine."""
 
     words, pace, lag = " on this machine", 0.3, 0.0
 
@@ -126,7 +126,7 @@ class Here(Place):
 
 
 class OnHead(Here):
-    """Run on a fleet's head, in the folder that all hosts share.
+    """A run on a fleet's head, in the folder that all hosts share.
 
     Any host can lead it, but only one at a time (health/lease.py).
     """
@@ -139,7 +139,7 @@ class OnHead(Here):
 
 
 class Shared(Here):
-    """Run in a Slurm cluster's shared folder.
+    """A run in a Slurm cluster's shared folder.
 
     `has_job` returns whether the scheduler has an active job for the run.
     """
@@ -183,12 +183,12 @@ SILENT = 6 * SIGN
 
 
 class BucketPlace(Place):
-    """Run below `root` (s3://bucket/prefix), in <root>/runs/<name>.
+    """A run in S3, in <root>/runs/<name>, where `root` is s3://bucket/prefix.
 
-    The dataset's logs are below <root>/data/, and the dataset itself is in <store>/<dataset>.
-    `others` lists the run's other S3 addresses, such as its checkpoints. `has_job` returns whether
-    the service has a queued or running job for the run. `consoles` downloads the service's logs for
-    nodes without a log. Its arguments are a local folder and the folder's address in S3.
+    The dataset's logs are in <root>/data/, and the dataset itself is in <store>/<dataset>. `others`
+    lists the run's other S3 addresses, such as its checkpoints. `has_job` returns whether the
+    service has a queued or running job for the run. `consoles` downloads the service's logs for
+    nodes that have no log. Its arguments are a local folder and the folder's address in S3.
     """
 
     words, pace, lag = " in its bucket", 2.0, 30.0

@@ -69,8 +69,8 @@ NODE = re.compile(r"\bnode ([0-9]{1,9})\b")
 STREAM = re.compile(r"[^/]+/algo-(\d{1,9})-\d+")  # log stream name: <job>/algo-<host>-<seconds>
 STOP = "StopTrainingJob"
 OF_THE_ENGINE = ("MaxRuntimeExceeded", "MaxWaitTimeExceeded")
-# SageMaker has no queue: it refuses a job while other jobs use the quota (API_CreateTrainingJob).
-# The launcher submits it again later.
+# SageMaker has no queue: it refuses a job while other jobs use the quota (API_CreateTrainingJob),
+# so the launcher submits the job again later.
 TRY_EVERY = 20.0  # seconds between submissions
 IN_USE = re.compile("ResourceLimitExceeded.*current utilization of [1-9]", re.DOTALL)
 FULL = "ResourceLimitExceeded: other jobs use the quota; it is submitted again when they end"

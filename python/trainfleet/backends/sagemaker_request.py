@@ -106,7 +106,7 @@ def refuse(config: Config) -> Refusals:
 
 
 def _refuse_network(own: SageMakerConfig) -> Refusals:
-    """Yields an error for each file system or VPC setting that is unused or lacks another."""
+    """Yields an error for each file system or VPC setting that is unused, or needs another one."""
     if own.input_mode == "fsx" and not own.file_system:
         yield (
             "fleet.sagemaker.file_system",
@@ -139,8 +139,8 @@ def _refuse_waiting(config: Config) -> Refusals:
     if own.wait_hours is not None and own.wait_hours < own.max_hours:
         yield (
             "fleet.sagemaker.wait_hours",
-            f"{own.wait_hours:g} is less than max_hours {own.max_hours:g}; it includes the "
-            "running time, so set more",
+            f"{own.wait_hours:g} is less than max_hours ({own.max_hours:g}); it includes "
+            "the run time, so set it to at least max_hours",
         )
     unused = {
         "a training plan, which keeps its machines": own.training_plan or own.plan_hours,
@@ -152,7 +152,7 @@ def _refuse_waiting(config: Config) -> Refusals:
 
 
 def _refuse_plan(config: Config) -> Refusals:
-    """Yields an error for each setting that contradicts a training plan, owned or to be bought."""
+    """Yields an error for each setting that contradicts a training plan, bought or to be bought."""
     own, kind = config.fleet.sagemaker, config.fleet.instance_type
     reserved = "is reserved capacity, not spot; set fleet.spot: false"
     if own.training_plan and config.fleet.spot:
@@ -173,7 +173,8 @@ def _refuse_plan(config: Config) -> Refusals:
 def body(
     config: Config, job: Job, image: str, references: Mapping[str, str], role: str, size: int | None
 ) -> Body:
-    """Returns the CreateTrainingJob request body, without job name and the attempt's environment.
+    """Returns the CreateTrainingJob request body, without the job name and the attempt's
+    environment.
 
     `references` maps each secret to the address of its value. `size` is the dataset size in bytes.
 

@@ -1,3 +1,3 @@
-"""AWS: the one way to send control requests, the resources that a fleet uses, their costs, and the
-obstacles to making them.
+"""AWS control plane: the client for all control requests, the resources that a fleet uses, their
+costs, and checks for obstacles to creating them.
 """

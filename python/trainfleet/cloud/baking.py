@@ -1,17 +1,17 @@
-"""Bakes machine images from a fleet's node: finds them by tag, makes one for each lock of versions,
-and chooses the one that the next stack uses.
+"""Bakes machine images from a fleet's node. Finds existing images by tag, creates one per set of
+locked versions, and selects the one for the next stack.
 
-An image gets the tag LOCK only if its snapshot began while the node was sealed (Oven). Images
-without the tag are not used.
+An image gets the LOCK tag only if its snapshot began while the node was sealed (backends/ec2.py).
+Images without the tag are never used.
 
-CreateImage does not reboot the node (NoReboot). A reboot would flush the disk, but seal.sh does so
-too. A reboot would also clear the memory with the node's keys, and then nobody could log in. So the
-image's disk has the state after a power failure right after a `sync`, for which ext4 and XFS are
-built.
+CreateImage runs with NoReboot. A reboot would flush the disk, but seal.sh already does that. It
+would also erase the node's keys, which are in memory, and lock everyone out. The image's disk is
+therefore in the state that a power failure right after a `sync` would leave, which ext4 and XFS are
+designed to survive.
 
-Sources: EC2 user guide, "Create an Amazon EBS-backed AMI" (NoReboot; a snapshot contains what the
-volume had when it began), and "Deregister your AMI" (its snapshots stay, and cost); botocore's
-model of EC2.
+Sources: EC2 user guide, "Create an Amazon EBS-backed AMI" (NoReboot; a snapshot contains the volume
+as of its start), and "Deregister your AMI" (its snapshots stay, and cost money); botocore's EC2
+model.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ from .template_inputs import own_tags, pairs, slug
 
 @dataclass(frozen=True)
 class Baked:
-    """A baked image. `lock`: its locked versions, or "" if it is unfinished; `gib`: root disk size;
-    `made`: creation time; `why`: reason for its state.
+    """A baked image.
+
+    `lock`: its locked versions, or "" if the image is unfinished; `gib`: root disk size; `made`:
+    creation time; `why`: EC2's reason for `state`.
     """
 
     id: str
@@ -58,14 +60,14 @@ class Baked:
 
 
 def versions(config: Config) -> str:
-    """Returns the platform, and a hash of its versions and its machine image."""
+    """Returns the platform's name, and a hash of its locked versions and machine image."""
     platform = load_platform(config.fleet.platform)
     parts = {"lock": lock_hash(platform).encode(), "ami": platform.ami.encode()}
     return f"{platform.name} {content_hash(parts)[:12]}"
 
 
 def baked(config: Config, calls: Calls) -> list[Baked]:
-    """Returns the fleet's baked images, the newest first."""
+    """Returns the fleet's baked images, newest first."""
     found = [_baked(id_, tags, row) for id_, tags, row in amis(calls, config.fleet_name)]
     return sorted(found, key=lambda one: one.made, reverse=True)
 
@@ -83,7 +85,7 @@ def _baked(id_: str, tags: Mapping[str, str], row: Row) -> Baked:
 
 
 def fitting(config: Config, calls: Calls) -> Baked | None:
-    """Returns the baked image for the fleet's next machines. Returns None if no image fits, or if
+    """Returns the baked image to use for the fleet's next machines, or None if no image fits or
     fleet.aws.ami is set.
     """
     if config.fleet.aws.ami:
@@ -92,7 +94,9 @@ def fitting(config: Config, calls: Calls) -> Baked | None:
 
 
 def describe(config: Config, calls: Calls, image: str) -> Iterator[str]:
-    """Yields lines for `make plan`: the nodes' image, and why baked images are not used."""
+    """Yields lines for `make plan`: the nodes' image, and why each other baked image is not
+    used.
+    """
     if config.fleet.aws.ami:
         yield f"image {image}: set by fleet.aws.ami"
     found = baked(config, calls)
@@ -112,29 +116,30 @@ def describe(config: Config, calls: Calls, image: str) -> Iterator[str]:
             yield f"  baked image {one.id} is not used: {why}"
 
 
-# Timeout and interval of the poll for a snapshot, in seconds. The node stays sealed for longer.
+# timeout and poll interval for a snapshot to appear, in seconds; a sealed node unseals after ten
+# minutes
 SEEN_IN, AGAIN = 300.0, 5.0
-POLL, PATIENCE = 15.0, 3 * 3600.0  # interval of the poll for an image, and timeout without progress
-LONGEST = 128  # characters of an image's name
+POLL, PATIENCE = 15.0, 3 * 3600.0  # poll interval for an image, and timeout without progress
+LONGEST = 128  # maximum characters in an image's name
 Say = Callable[[str], None]
 
 
 class Oven:
-    """Makes an image from one node."""
+    """Creates a machine image from one node."""
 
     def __init__(self, config: Config, calls: Calls) -> None:
         self.config, self.calls = config, calls
 
     @property
     def name(self) -> str:
-        """Returns the image's name. Names are unique in an account, so two commands can't make the
+        """Returns the image's name. Names are unique per account, so two commands can't create the
         same image.
         """
         made = versions(self.config).replace(" ", "-")
         return f"trainfleet-{slug(self.config.fleet_name)}-{made}"[:LONGEST]
 
     def begun(self) -> Baked | None:
-        """Returns the image with these versions, finished or in progress, or None."""
+        """Returns the image with the current versions, finished or in progress, or None."""
         wanted = versions(self.config)
         for one in baked(self.config, self.calls):
             if one.lock == wanted and one.state in ("available", "pending"):
@@ -142,10 +147,10 @@ class Oven:
         return None
 
     def clear(self, say: Say) -> None:
-        """Removes unfinished images and their snapshots, because they may contain keys."""
+        """Removes unfinished images and their snapshots, which may contain keys."""
         for one in baked(self.config, self.calls):
             if not one.lock or one.state not in ("available", "pending"):
-                # A snapshot that begins later would remain after the image is gone.
+                # wait for the snapshot: one that starts later would outlive the image
                 self._is_seen(one.id)
                 snapshots = [row["SnapshotId"] for row in self.snapshots(one.id)]
                 self.calls("ec2", "DeregisterImage", ImageId=one.id)
@@ -155,7 +160,7 @@ class Oven:
                 say(f"removed {one.id}, which an earlier make image left unfinished")
 
     def begin(self, instance: str) -> str:
-        """Requests an image of the instance's root disk, without other disks; returns its id."""
+        """Requests an image of the instance's root disk only, and returns the image's ID."""
         tags = own_tags(self.config.fleet_name) | {CREATED: clock.stamp(), "Name": self.name}
         named = [{"ResourceType": kind, "Tags": pairs(tags)} for kind in ("image", "snapshot")]
         node = f"a node of platform {versions(self.config)} as make setup leaves it"
@@ -174,39 +179,42 @@ class Oven:
         return str(answer["ImageId"])
 
     def _others(self, instance: str) -> list[str]:
-        """Returns the device names of the instance's volumes other than its root disk."""
+        """Returns the device names of the instance's volumes except its root disk."""
         answer = self.calls("ec2", "DescribeInstances", InstanceIds=[instance])
         row = answer["Reservations"][0]["Instances"][0]
         disks = [str(disk["DeviceName"]) for disk in row.get("BlockDeviceMappings", ())]
         return [disk for disk in disks if disk != row.get("RootDeviceName")]
 
     def await_snapshots(self, image: str) -> None:
-        """Waits until the image's snapshot has begun; it does not contain later writes of the node.
+        """Waits until the image's snapshot has started. Later writes on the node are not part of
+        it.
 
         Raises:
-            CloudError: EC2 lists no snapshot in time; the image must not be used.
+            CloudError: EC2 listed no snapshot in time, so the image must not be used.
         """
         if not self._is_seen(image):
             then = "run make image, which removes it and tries again"
             raise self._error(f"{image} has no snapshot", f"none was seen in {SEEN_IN:.0f} s", then)
 
     def _is_seen(self, image: str) -> bool:
-        """Returns whether a snapshot of the image appears within SEEN_IN."""
+        """Returns whether a snapshot of the image appears within SEEN_IN seconds."""
         deadline = clock.now() + SEEN_IN
         while not (found := self.snapshots(image)) and clock.now() < deadline:
             clock.sleep(AGAIN)
         return bool(found)
 
     def snapshots(self, image: str) -> list[Row]:
-        """Returns an image's snapshots, by EC2's description `Created by CreateImage(i-...) for
-        ami-...`.
+        """Returns an image's snapshots, identified by EC2's description `Created by
+        CreateImage(i-...) for ami-...`.
         """
         about = [{"Name": "description", "Values": [f"*{image}*"]}]
         named = {"OwnerIds": ["self"], "Filters": about}
         return list(self.calls.pages("ec2", "DescribeSnapshots", "Snapshots", **named))
 
     def confirm(self, image: str) -> None:
-        """Tags the image and its snapshots with the versions, so that stacks may use the image."""
+        """Tags the image and its snapshots with the versions, which allows stacks to use the
+        image.
+        """
         ids = [image, *(str(row["SnapshotId"]) for row in self.snapshots(image))]
         self.calls("ec2", "CreateTags", Resources=ids, Tags=pairs({LOCK: versions(self.config)}))
 
@@ -214,7 +222,7 @@ class Oven:
         """Waits until the image is available, and reports the progress of its snapshots.
 
         Raises:
-            CloudError: EC2 could not make the image, or made no progress for PATIENCE seconds.
+            CloudError: EC2 failed to create the image, or made no progress for PATIENCE seconds.
         """
         failed, then = f"{image} could not be made", "run make image to make another"
         said, moved = "", clock.now()

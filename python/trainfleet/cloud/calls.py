@@ -1,13 +1,13 @@
-"""Sends control requests to AWS: validates them by botocore's model, and converts botocore's errors
-to CloudErrors with the cause and the next step.
+"""Sends control requests to AWS. Validates them against botocore's service models, and converts
+botocore's errors to CloudErrors that state the cause and the next step.
 
-Also reads a container's lines from CloudWatch Logs, starting where the last read ended. A page of
-those may be empty without being the last; the last page returns the token that was sent. A group or
-stream that does not exist yet has no lines. Source:
+Also reads a container's log lines from CloudWatch Logs, resuming where the last read ended. A page
+of log events may be empty without being the last one; the last page returns the token that was
+sent. A group or stream that does not exist yet has no lines. Source:
 https://docs.aws.amazon.com/AmazonCloudWatchLogs/latest/APIReference/API_GetLogEvents.html
 
-`send` is a hook, which the tests' fakes and the crash matrix replace. S3's objects have a separate
-module (storage/s3.py), because nodes use it too. boto3 is loaded by the first request.
+`send` is a hook that test fakes and the crash matrix replace. Requests for S3 objects are in
+storage/s3.py, because nodes send them too. boto3 is imported on the first request.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from ..trust.errors import CloudError, ConfigError, NotAsked
 from ..trust.safe_output import visible
 from ..trust.secrets import is_keyless
 
-# Tries of a request in boto3's standard mode, which waits up to 20 s between two tries while AWS
+# Attempts per request in boto3's standard mode, which waits up to 20 s between attempts while AWS
 # throttles.
 TRIES = 8
-SECONDS = 30  # timeout for an answer
+SECONDS = 30  # read timeout
 # requests that are never retried, because each one costs money
 ONCE = ("PurchaseCapacityBlock", "CreateTrainingPlan")
-PAGES = 10_000  # most pages of one listing, because a faulty server may never end it
+PAGES = 10_000  # maximum pages per listing, because a faulty server might never end it
 
-Json = dict[str, Any]  # request or response, or a part of a template
-Row = Mapping[str, Any]  # entry of a response
+Json = dict[str, Any]  # request, response, or part of a template
+Row = Mapping[str, Any]  # one entry of a response
 Send = Callable[[str, str, str, Json], Json]
 
 
@@ -47,11 +47,11 @@ def by_boto3(region: str, service: str, operation: str, request: Json) -> Json:
     """Sends a request with boto3 and returns the response. Raises botocore's errors, or NotAws."""
     from botocore import xform_name
 
-    with _LOCK:  # clients are thread-safe, but their creation is not
+    with _LOCK:  # clients are thread-safe, but creating them is not
         client = _client(region, service, 1 if operation in ONCE else TRIES)
     answer: Json = getattr(client, xform_name(operation))(**request)
     if "html" in answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("content-type", ""):
-        # For some services, botocore parses a web page as an empty answer.
+        # for some services, botocore parses a web page as an empty response
         raise NotAws(f"{operation} was answered with a page")
     return answer
 
@@ -61,9 +61,9 @@ _LOCK = threading.Lock()
 
 
 class Calls:
-    """Requests to the services of one region: `calls("ec2", "DescribeVpcs", Filters=[...])`.
+    """Client for the services in one region: `calls("ec2", "DescribeVpcs", Filters=[...])`.
 
-    Operations have AWS's names, as in botocore's model.
+    Operations have their AWS names, as in botocore's models.
     """
 
     def __init__(self, region: str) -> None:
@@ -84,7 +84,9 @@ class Calls:
             return send(self.region, service, operation, request)
 
     def pages(self, service: str, operation: str, key: str, **request: Any) -> Iterator[Any]:
-        """Yields the entries under `key` on all pages. Raises CloudError as a call does."""
+        """Yields the entries under `key` from all pages. Raises CloudError, as a single call
+        does.
+        """
         seen: set[str] = set()
         for _ in range(PAGES):
             answer = self(service, operation, **request)
@@ -100,7 +102,7 @@ class Calls:
 
 
 def require_valid(service: str, operation: str, request: Json) -> None:
-    """Raises botocore's ParamValidationError with every violation of the service's model."""
+    """Raises a ParamValidationError listing every violation of botocore's service model."""
     from botocore.exceptions import ParamValidationError
     from botocore.validate import ParamValidator
 
@@ -137,8 +139,8 @@ def _client(region: str, service: str, tries: int) -> Any:
 
 @functools.cache
 def _tokens(service: str, operation: str) -> tuple[tuple[str, str], ...]:
-    """Returns the pagination tokens: pairs of a request parameter and its key in the previous
-    response. Empty if the operation is not paginated.
+    """Returns the pagination tokens: pairs of a request parameter and the key of its value in the
+    previous response. Empty if the operation is not paginated.
     """
     from botocore.exceptions import UnknownServiceError
     from botocore.paginate import PaginatorModel
@@ -153,12 +155,12 @@ def _tokens(service: str, operation: str) -> tuple[tuple[str, str], ...]:
     return ((into, out),) if isinstance(into, str) else tuple(zip(into, out, strict=True))
 
 
-PARTITIONS = {"cn-": "aws-cn", "us-gov-": "aws-us-gov"}  # by prefix of a region's name
+PARTITIONS = {"cn-": "aws-cn", "us-gov-": "aws-us-gov"}  # region name prefix → partition
 
 
 def region_of(config: Config) -> str:
     """Returns the first of fleet.aws.region, AWS_REGION, AWS_DEFAULT_REGION and the profile's
-    region. Raises ConfigError if none is set.
+    region that is set. Raises ConfigError if none is set.
     """
     if config.fleet.aws.region:
         return config.fleet.aws.region
@@ -168,7 +170,7 @@ def region_of(config: Config) -> str:
     session, key = botocore.session.get_session(), "fleet.aws.region"
     try:
         found = os.environ.get("AWS_REGION") or session.get_config_variable("region")
-    except botocore.exceptions.BotoCoreError as error:  # a missing profile, an unreadable file
+    except botocore.exceptions.BotoCoreError as error:  # missing profile or unreadable file
         then = "check AWS_PROFILE and ~/.aws/config"
         raise ConfigError.of(key, str(error), next=then) from error
     if not found:
@@ -185,7 +187,7 @@ def through_agent(region: str) -> str:
 
 
 def partition_of(region: str) -> str:
-    """Returns the region's partition, which is part of ARNs."""
+    """Returns the region's AWS partition, which is part of every ARN."""
     return next((name for start, name in PARTITIONS.items() if region.startswith(start)), "aws")
 
 
@@ -194,7 +196,7 @@ CODES = {meaning: frozenset(row["codes"]) for meaning, row in REFUSALS.items()}
 DENIED = CODES["denied"]
 KEYLESS = "no AWS credentials were found"
 CREDENTIALS, RENEW = (REFUSALS[meaning]["next"] for meaning in ("unknown key", "expired"))
-# IAM's names for services and actions that differ from botocore's
+# services and actions that IAM names differently from botocore
 PREFIXES = {
     "resourcegroupstaggingapi": "tag",
     "service-quotas": "servicequotas",
@@ -205,9 +207,9 @@ ACTIONS = {
     "s3:HeadBucket": "s3:ListBucket",
     "s3:ListObjectsV2": "s3:ListBucket",
 }
-# prefixes of botocore's errors about expired credentials
+# name prefixes of botocore errors that mean expired credentials
 RENEWABLE = ("UnauthorizedSSO", "SSOToken", "TokenRetrieval", "LoginRefresh", "LoginToken")
-MOST = 600  # characters of AWS's message
+MOST = 600  # maximum characters quoted from AWS's message
 
 
 def action(service: str, operation: str) -> str:
@@ -217,12 +219,12 @@ def action(service: str, operation: str) -> str:
 
 
 class NotAws(ValueError):
-    """Response that is a web page, such as a proxy's, instead of AWS's response."""
+    """Raised if the response is a web page, such as a proxy's, instead of AWS's response."""
 
 
 @contextmanager
 def explained(region: str, service: str, operation: str) -> Iterator[None]:
-    """Reraises botocore's errors as CloudErrors."""
+    """Converts botocore's errors to CloudErrors."""
     where = f"{service} {operation} in {region}"
     try:
         yield
@@ -243,7 +245,7 @@ def explained(region: str, service: str, operation: str) -> Iterator[None]:
 
 @contextmanager
 def passing(*codes: str) -> Iterator[None]:
-    """Ignores CloudErrors with one of these codes."""
+    """Suppresses CloudErrors with one of these codes."""
     try:
         yield
     except CloudError as error:
@@ -270,7 +272,7 @@ def _refused(where: str, service: str, operation: str, answer: Json) -> CloudErr
 
 
 def _is_unreadable(error: Exception) -> bool:
-    """Returns whether botocore could not parse the response. Web pages make its parsers fail."""
+    """Returns whether botocore failed to parse the response, as it does with web pages."""
     frames = traceback.walk_tb(error.__traceback__)
     return isinstance(error, NotAws) or any(
         frame.f_globals.get("__name__") == "botocore.parsers" for frame, _ in frames
@@ -285,12 +287,12 @@ def _strange(where: str, error: Exception) -> CloudError:
 
 
 def _unanswered(where: str, error: Exception) -> CloudError:
-    """Explains an error without a response: no credentials, no connection, invalid request."""
+    """Explains why a request got no response: credentials, connection, or invalid parameters."""
     import botocore.exceptions as known
 
     kind, why = type(error).__name__, _one_line(str(error))
     if isinstance(error, known.ParamValidationError):
-        then = f"correct that value in config.yaml; {page('schema/README.md')} lists all keys"
+        then = f"fix that value in config.yaml; {page('schema/README.md')} lists all keys"
         return CloudError("AWS rejects the request", where=where, why=why, next=then, code=kind)
     if kind.startswith(RENEWABLE):
         what = "your credentials have expired"
@@ -312,13 +314,15 @@ def _one_line(text: str) -> str:
 
 
 ABSENT = "ResourceNotFoundException"
-# lines of the entrypoint, which already have a source and a time
+# lines from the entry point, which already start with a source and a time
 OURS = re.compile(r"(rank \d+|\w+) +\d\d:\d\d:\d\d\.\d{3} \|")
-LOG_PAGES = 64  # most pages per read, each of up to 10,000 lines or 1 MB; the next read continues
+LOG_PAGES = 64  # maximum pages per read, each up to 10,000 lines or 1 MB; the next read continues
 
 
 def log_streams(calls: Calls, group: str, prefix: str) -> list[str]:
-    """Returns the names of a group's streams with this prefix, sorted; empty without the group."""
+    """Returns the names of the group's streams with this prefix, sorted. Empty if there is no
+    group.
+    """
     found: list[Json] = []
     with passing(ABSENT):
         named = {"logGroupName": group, "logStreamNamePrefix": prefix}
@@ -327,7 +331,7 @@ def log_streams(calls: Calls, group: str, prefix: str) -> list[str]:
 
 
 def read_log(calls: Calls, group: str, stream: str, token: str = "") -> tuple[list[str], str]:
-    """Returns the lines after `token`, with their time of day, and the next token. Raises
+    """Returns the log lines after `token`, with their time of day, and the next token. Raises
     CloudError if AWS refuses.
     """
     lines: list[str] = []
@@ -349,7 +353,7 @@ def read_log(calls: Calls, group: str, stream: str, token: str = "") -> tuple[li
 
 
 def _lines(event: Json) -> Iterator[str]:
-    """Yields an event's lines in the format of a node's log: source, time, text."""
+    """Yields an event's lines in the node log format: source, time, text."""
     stamp = int(event["timestamp"])
     clock = f"{time.strftime('%H:%M:%S', time.localtime(stamp // 1000))}.{stamp % 1000:03d}"
     for text in str(event["message"]).splitlines():

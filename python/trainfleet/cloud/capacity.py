@@ -1,17 +1,16 @@
-"""Buys capacity in advance: finds, prices and buys EC2's capacity blocks and SageMaker's training
-plans.
+"""Finds, prices and buys prepaid capacity: EC2 capacity blocks and SageMaker training plans.
 
-The tags of a capacity block identify it later. EC2's purchase has no client token, so calls.py
-never repeats it (ONCE). If its answer is lost, setup polls until EC2 lists the purchase, or gives
+A capacity block is identified by its tags. EC2's purchase request has no client token, so calls.py
+never retries it (ONCE). If the response is lost, setup polls until EC2 lists the purchase, or gives
 up.
 
-A training plan is identified by its tags and the beginning of its name. The name contains the
-plan's start, and SageMaker accepts a name only once, so the same offer is not bought twice. Offers
-in several parts are skipped, because a run would have to wait between the parts.
+A training plan is identified by its tags and its name prefix. The name contains the plan's start
+time, and SageMaker rejects duplicate names, so the same offer can't be bought twice. Offers in
+several parts are skipped, because a run would have to wait between the parts.
 
 Sources: EC2 user guide, "Capacity Blocks for ML" (full days up to 14, then weeks up to 182 days;
-EC2 begins to end instances 30 minutes before the end); SageMaker developer guide, "Reserve training
-plans for your training jobs"; botocore's models of EC2 and SageMaker; AWS's policy
+EC2 starts terminating instances 30 minutes before the end); SageMaker developer guide, "Reserve
+training plans for your training jobs"; botocore's EC2 and SageMaker models; AWS's policy
 AmazonSageMakerTrainingPlanCreateAccess, for the actions that buy a plan.
 """
 
@@ -36,18 +35,19 @@ from .template_inputs import own_tags, pairs, slug
 
 _TABLE = read_table(Path(__file__).with_name("capacity.yaml"))
 GONE, PLAN_TYPES = _TABLE["gone"], _TABLE["plan_types"]
-DAY, DAYS, WEEKS = 24, 14, 26  # hours; most full days of a block; most full weeks
-AHEAD = timedelta(weeks=8)  # EC2 sells blocks that begin up to 8 weeks ahead
-SEEN_IN, AGAIN = 60.0, 5.0  # timeout and interval of the poll for a purchase, in seconds
-ENDS_EARLY = 0.5  # hours before a block's end when EC2 begins to end its instances
-USD = "trainfleet:usd"  # a block's tag with its price, which EC2 shows only before the purchase
-TO_BE_BOUGHT = "to be bought"  # placeholder for the id of capacity that is not bought yet
-MOST_NAME = 40  # characters of the config's name in a plan's name, which has at most 64
+# hours per day; maximum full days per block; maximum full weeks per block
+DAY, DAYS, WEEKS = 24, 14, 26
+AHEAD = timedelta(weeks=8)  # EC2 sells blocks that start up to 8 weeks ahead
+SEEN_IN, AGAIN = 60.0, 5.0  # timeout and poll interval for a purchase to be listed, in seconds
+ENDS_EARLY = 0.5  # hours before a block's end at which EC2 starts terminating its instances
+USD = "trainfleet:usd"  # tag for a block's price, which EC2 reports only before the purchase
+TO_BE_BOUGHT = "to be bought"  # placeholder ID for capacity that has not been bought yet
+MOST_NAME = 40  # maximum characters of the config's name in a plan's name, which is limited to 64
 
 
 @dataclass(frozen=True)
 class Offer:
-    """A purchase offer: id, start and end (Unix time), total price in US dollars, and zone."""
+    """A purchase offer: ID, start and end (Unix time), total price in US dollars, and zone."""
 
     id: str
     starts: float
@@ -62,7 +62,9 @@ class Offer:
 
 @dataclass(frozen=True)
 class HeldCapacity:
-    """A purchase: its id, state in lower case, start and end (Unix time), and US dollars."""
+    """Purchased capacity: ID, state in lowercase, start and end (Unix time), and price in US
+    dollars.
+    """
 
     id: str
     state: str
@@ -77,7 +79,9 @@ class HeldCapacity:
 
 @dataclass(frozen=True)
 class Paid:
-    """An upfront price: US dollars per node (None: unknown), and what it pays for."""
+    """An upfront price in US dollars per node (None: unknown), and a description of the
+    purchase.
+    """
 
     usd: float | None
     what: str
@@ -93,11 +97,11 @@ NOTHING = Paid(0.0, "")
 
 
 class PrepaidCapacity:
-    """Capacity that is bought in advance for a config and a number of hours.
+    """Capacity bought in advance for a config and a number of hours.
 
-    Each subclass implements the requests: `using` returns the config whose jobs use the capacity
-    with that id; `by_list`, the on-demand list price of one machine in US dollars an hour;
-    `offered` and `owned`, the offers and the purchases; `buy` sends the purchase once.
+    Subclasses implement the requests. `using` returns the config with the given capacity assigned
+    to its jobs. `by_list` returns one machine's on-demand list price in US dollars per hour.
+    `offered` and `owned` yield the offers and the purchases. `buy` sends the purchase request once.
     """
 
     name: str
@@ -122,8 +126,8 @@ class PrepaidCapacity:
 
     @functools.cached_property
     def held(self) -> HeldCapacity | None:
-        """Returns the usable purchase. Returns None without a purchase, or if no account can be
-        asked.
+        """Returns the usable purchase, or None if nothing was purchased or the account can't be
+        queried.
         """
         try:
             return self._newest()
@@ -135,11 +139,15 @@ class PrepaidCapacity:
         return self.using(self.held.id if self.held else None)
 
     def paid_config(self) -> Config:
-        """Returns the config to price. Machine hours count as prepaid even before the purchase."""
+        """Returns the config to price. Its machine hours count as prepaid even before the
+        purchase.
+        """
         return self.using(self.held.id if self.held else TO_BE_BOUGHT)
 
     def paid(self) -> Paid:
-        """Returns the price of the purchase or the cheapest offer, or else the list price."""
+        """Returns the price of the purchase, or else of the cheapest offer, or else the list
+        price.
+        """
         nodes = self.config.fleet.nodes
         if self.held and self.held.usd is not None:
             return Paid(self.held.usd / nodes, f"the {self.name} {self.held.id}")
@@ -158,9 +166,10 @@ class PrepaidCapacity:
         return Paid(each and each * hours, what)
 
     def obtain(self, may_buy: bool, rest: Bill | None) -> tuple[list[str], bool]:
-        """Buys the capacity if allowed. Returns lines to print, and whether it is usable now.
+        """Buys the capacity if allowed. Returns lines to print, and whether the capacity is usable
+        now.
 
-        `rest`: all other costs. Raises like `find_or_buy`.
+        `rest`: bill for everything else. Raises the same errors as `find_or_buy`.
         """
         self.held, lines = self.find_or_buy(self._left(rest), may_buy)
         if self.held is None:
@@ -173,13 +182,14 @@ class PrepaidCapacity:
     def find_or_buy(
         self, limit: float | None, may_buy: bool
     ) -> tuple[HeldCapacity | None, list[str]]:
-        """Buys the capacity if allowed. Returns the purchase or None, and lines to print.
+        """Returns the purchase and lines to print. If there is no purchase yet, buys one if
+        allowed, or else returns None.
 
-        `limit`: US dollars that budget.max_usd leaves for it; None prevents a purchase.
+        `limit`: US dollars that budget.max_usd leaves for a purchase; None prevents it.
 
         Raises:
             ConfigError: a purchase is allowed, but there is no limit or no offer within it.
-            BackendError: AWS has no offer; or AWS did not answer the purchase and lists none.
+            BackendError: AWS has no offer, or does not list the purchase in time.
         """
         if held := self._newest():
             return held, [f"{self.name} {held}"]
@@ -202,13 +212,13 @@ class PrepaidCapacity:
     def _require_within(self, limit: float | None, usd: float) -> None:
         if limit is None:
             what = f"null: a {self.name} is bought only within a limit"
-            raise ConfigError.of("budget.max_usd", what, next="write one")
+            raise ConfigError.of("budget.max_usd", what, next="set one")
         if usd > limit:
             what = f"${limit:,.2f} is left for a {self.name}, but the cheapest costs ${usd:,.2f}"
             raise ConfigError.of("budget.max_usd", what, next="raise it, or use fewer nodes")
 
     def say_what_stays(self, say: Callable[[str], None]) -> None:
-        """Reports that purchased capacity is not refundable."""
+        """Reports that the purchased capacity is kept, because AWS does not refund it."""
         if self.held:
             say(f"kept {self.name} {self.held}")
             what = f"AWS does not cancel or refund a {self.name}"
@@ -221,18 +231,18 @@ class PrepaidCapacity:
         return max(usable, key=lambda held: held.ends, default=None)
 
     def _offers(self, hours: int) -> list[Offer]:
-        """Returns the offers by price; among equal prices, the earliest start first."""
+        """Returns the offers, cheapest first. At equal prices, the earliest start comes first."""
         return sorted(self.offered(hours), key=lambda offer: (offer.usd, offer.starts))
 
     def _left(self, rest: Bill | None) -> float | None:
-        """Returns what budget.max_usd leaves after all other costs, in US dollars. None means no
+        """Returns the US dollars that budget.max_usd leaves after all other costs. None means no
         limit.
         """
         limit = self.config.budget.max_usd
         if limit is None:
             return None
         if rest is None:
-            what = f"${limit:,.2f}: the rest for a {self.name} is unknown: a price is unknown"
+            what = f"${limit:,.2f}: the amount left for a {self.name} depends on an unknown price"
             raise ConfigError.of("budget.max_usd", what, next="run make plan to see which")
         return max(0.0, limit - rest.whole(self.config.fleet.nodes, self.hours))
 
@@ -256,7 +266,7 @@ class PrepaidCapacity:
 
 
 class Blocks(PrepaidCapacity):
-    """EC2's capacity blocks."""
+    """EC2 capacity blocks."""
 
     name = "capacity block"
 
@@ -307,17 +317,17 @@ class Blocks(PrepaidCapacity):
 
 
 class TrainingPlans(PrepaidCapacity):
-    """SageMaker's flexible training plans."""
+    """SageMaker flexible training plans."""
 
     name = "training plan"
 
     @property
     def named(self) -> str:
-        """Returns the prefix of the names of this config's plans."""
+        """Returns the name prefix of this config's plans."""
         return f"trainfleet-{slug(self.config.fleet_name, MOST_NAME)}-"
 
     def using(self, id_: str | None) -> Config:
-        """Returns the config with the plan for its jobs."""
+        """Returns the config with the plan assigned to its jobs."""
         fleet = self.config.fleet
         return replace(
             self.config, fleet=replace(fleet, sagemaker=replace(fleet.sagemaker, training_plan=id_))
@@ -379,8 +389,8 @@ def fee(row: Json) -> float | None:
 
 
 def whole_hours(hours: float) -> int:
-    """Returns the hours of the shortest block that runs its instances that long: whole days up to
-    14, then whole weeks.
+    """Returns the hours of the shortest block that keeps its instances long enough: whole days up
+    to 14, then whole weeks.
 
     Raises:
         ConfigError: AWS sells no block that long.
@@ -390,7 +400,7 @@ def whole_hours(hours: float) -> int:
         days = 7 * math.ceil(days / 7)
     if days > 7 * WEEKS:
         what = f"block: the longest lasts {7 * WEEKS} days, but this run needs {days}"
-        raise ConfigError.of("fleet.aws.capacity", what, next="more nodes")
+        raise ConfigError.of("fleet.aws.capacity", what, next="use more nodes")
     return max(1, days) * DAY
 
 

@@ -1,9 +1,8 @@
-"""Checks the config, this machine and the account before a fleet is made or a job is submitted.
+"""Checks the config, this machine and the account before a fleet is created or a job submitted.
 
-`refuse` makes no request to AWS.
-
-A check yields obstacles, each with the command that helps. One that these credentials may not make
-blocks nothing. The first sentence of a check's docstring is part of a message.
+Each check yields obstacles, with the command that fixes them. A check that these credentials may
+not run only yields a note. The first sentence of a check's docstring is part of a message. `refuse`
+sends no requests to AWS.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def require(
     chosen: Iterable[Check] = (),
     what: str = "the fleet can't be made with this config",
 ) -> None:
-    """Raises CloudError with all obstacles to making the fleet, or those of the chosen checks."""
+    """Raises a CloudError listing the obstacles found by all checks, or by the chosen ones."""
     found = [finding for finding in findings(config, calls, inputs, chosen) if finding.blocks]
     if found:
         listed = "\n".join(f"  - {finding}" for finding in found)
@@ -50,7 +49,7 @@ def require(
 def findings(
     config: Config, calls: Calls, inputs: Inputs, chosen: Iterable[Check] = ()
 ) -> list[Obstacle]:
-    """Returns all obstacles and notes. A check that can't run becomes a note."""
+    """Returns all obstacles and notes. A check that can't run is reported as a note."""
     return [
         *(() if chosen else here(config, inputs)),
         *(
@@ -79,7 +78,7 @@ def of_kind(kind: Scheduler) -> Iterator[Check]:
 
 
 def here(config: Config, inputs: Inputs) -> Obstacles:
-    """Checks whether this machine has what SSH to the nodes needs: a key, and programs for SSM."""
+    """Checks whether this machine has an SSH key for the nodes and, if needed, SSM programs."""
     aws, own = config.fleet.aws, config.fleet.ssh.key
     if not inputs.kind.by_ssh:
         return
@@ -99,7 +98,7 @@ def here(config: Config, inputs: Inputs) -> Obstacles:
 
 
 def programs() -> Obstacles:
-    """Checks whether this machine has the programs for SSH through SSM."""
+    """Checks whether this machine has the programs that SSH through SSM requires."""
     for program in PROGRAMS:
         if not shutil.which(program):
             plugin = "install the AWS CLI and its Session Manager plugin"
@@ -121,7 +120,7 @@ def _tried(check: Check, config: Config, calls: Calls, inputs: Inputs) -> Obstac
 
 
 def allowed(config: Config, calls: Calls, inputs: Inputs) -> Obstacles:
-    """Checks whether the caller has the permissions."""
+    """Checks whether the caller has the required permissions."""
     try:
         missing = permissions.denied(config, calls, inputs)
     except CloudError as error:
@@ -135,7 +134,7 @@ def allowed(config: Config, calls: Calls, inputs: Inputs) -> Obstacles:
 
 
 def reservation(config: Config, calls: Calls, inputs: Inputs) -> Obstacles:
-    """Checks whether the reservation has room for the nodes, in their type and zone."""
+    """Checks whether the reservation has room for the nodes, and matches their type and zone."""
     if capacity_of(config) == "block" and not config.fleet.aws.reservation:
         yield Obstacle(
             "the nodes have no capacity block yet",
@@ -146,7 +145,7 @@ def reservation(config: Config, calls: Calls, inputs: Inputs) -> Obstacles:
     elif row is not None:
         yield Obstacle(
             f"{config.fleet.aws.reservation} does not exist in {calls.region}",
-            "correct fleet.aws.reservation or fleet.aws.region",
+            "fix fleet.aws.reservation or fleet.aws.region",
         )
 
 
@@ -176,11 +175,11 @@ def _against(row: Row, config: Config, calls: Calls, inputs: Inputs) -> Obstacle
 
 
 def disks(config: Config, calls: Calls, inputs: Inputs) -> Obstacles:
-    """Checks whether the account's default encryption key of disks can be used."""
+    """Checks whether the account's default disk encryption key can be used."""
     if not calls("ec2", "GetEbsEncryptionByDefault").get("EbsEncryptionByDefault"):
         return
     key = str(calls("ec2", "GetEbsDefaultKmsKeyId")["KmsKeyId"])
-    if not key.endswith("alias/aws/ebs"):  # the default key needs no permissions
+    if not key.endswith("alias/aws/ebs"):  # AWS's own key needs no extra permissions
         who = "your credentials" if inputs.kind.by_ssh else "AWSServiceRoleForAutoScaling"
         why = f"instances end at once unless its policy lets {who} use and grant it"
         show = f"aws kms get-key-policy --key-id {key} --policy-name default"
@@ -241,8 +240,8 @@ def key_pair(config: Config, calls: Calls, inputs: Inputs) -> Obstacles:
 
 
 def buckets(config: Config, calls: Calls, inputs: Inputs) -> Obstacles:
-    """Checks whether your buckets exist in the region. FSx accepts no others, and traffic between
-    regions costs money.
+    """Checks whether your buckets exist in the fleet's region. FSx accepts only those, and
+    cross-region traffic costs money.
     """
     addresses = {
         "checkpoint.path": config.checkpoint.path,
@@ -279,7 +278,7 @@ def buckets(config: Config, calls: Calls, inputs: Inputs) -> Obstacles:
 def role(
     arn: str, service: str, allowed: Statements, config: Config, calls: Calls, inputs: Inputs
 ) -> Obstacles:
-    """Checks whether your role exists, trusts the service, and allows what a run does with it."""
+    """Checks whether your role exists, trusts the service, and allows everything a run needs."""
     name = arn.rpartition("/")[2]
     try:
         trust = calls("iam", "GetRole", RoleName=name)["Role"].get("AssumeRolePolicyDocument", {})
@@ -310,7 +309,7 @@ def _missing(
     calls: Calls,
     inputs: Inputs,
 ) -> Iterator[tuple[str, str]]:
-    """Yields the actions of these statements that a role lacks, each with the first resource."""
+    """Yields the actions that a role lacks, each with the first resource of its statement."""
     home = f"{inputs.region}:{inputs.account}"
     group = f"arn:{inputs.partition}:logs:{home}:log-group:{log_group(config)}:*"
     secrets = f":parameter/trainfleet/{config.fleet_name}/*"
@@ -325,13 +324,13 @@ def _missing(
                 yield name, where[0]
 
 
-MOST_NODES = 120  # nodes in one stack: a request holds at most 51,200 bytes of template
+MOST_NODES = 120  # maximum nodes per stack: a request is limited to 51,200 bytes of template
 
 
 def refuse(config: Config) -> Refusals:
-    """Yields every reason why AWS can't make the fleet of a config."""
+    """Yields every reason why the config's fleet can't be created on AWS."""
     if config.fleet.instance_type is None:
-        why = "AWS needs an instance type to make the machines"
+        why = "AWS needs an instance type to create the machines"
         yield "fleet.instance_type", f"null: {why}; set one, such as trn1.32xlarge"
     yield from refuse_of_scheduler(config)
     for rule in (_ways_in, _file_system, _size):
@@ -433,7 +432,7 @@ def _file_system(config: Config) -> Refusals:
     top = fleet.fsx.mount_point.rstrip("/")
     inside = (fleet.shared_folder or "").removeprefix(top).strip("/")
     if fleet.fsx.s3_export and not inside:
-        what = f"{fleet.shared_folder} is the complete file system"
+        what = f"{fleet.shared_folder} is the entire file system"
         yield key, f"{what}; set {top}/trainfleet"
     elif inside.split("/")[0] == "linked":
         yield key, f"{fleet.shared_folder}: fleet.fsx.s3_import appears there; set another folder"

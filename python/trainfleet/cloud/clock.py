@@ -1,4 +1,4 @@
-"""The clock for waiting on AWS. Tests replace `sleep` and `now` with a fake clock."""
+"""Clock for waiting on AWS. Tests replace `sleep` and `now` with fakes."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ def utc() -> datetime:
 
 
 def stamp() -> str:
-    """Returns the current time in ISO 8601 format, in UTC, to the second."""
+    """Returns the current UTC time in ISO 8601 format, to the second."""
     return utc().isoformat(timespec="seconds")

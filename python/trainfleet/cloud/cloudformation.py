@@ -1,9 +1,9 @@
-"""Creates, updates and deletes one CloudFormation stack, follows its events, explains why it could
-not be created, and compares templates to predict which resources an update makes, removes, changes
-or replaces.
+"""Creates, updates and deletes a CloudFormation stack. Follows its events, explains why creation
+failed, and compares templates to predict which resources an update creates, removes, changes or
+replaces.
 
-CloudFormation continues even if the calling process ends. So each step first reads the stack, joins
-a change that another command began, and keeps no state between two commands.
+CloudFormation continues even if the calling process dies. So each step first reads the stack and
+joins any change that another command started. No state is kept between commands.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from .calls import CODES, Calls, Json, Row
 from .template_inputs import TEMPLATE_TYPES, pairs
 
 Resources = Mapping[str, Row]
-WIDTH = 100  # columns
+WIDTH = 100  # line width, in columns
 SIGNS = {"made": "+", "removed": "-", "changed": "~", "replaced": "±"}
 
 
 @dataclass(frozen=True)
 class Change:
-    """A change to a resource: logical id, type, and a key of SIGNS."""
+    """A change to a resource: logical ID, type, and kind of change (a key of SIGNS)."""
 
     name: str
     kind: str
@@ -45,8 +45,8 @@ def short(kind: str) -> str:
 
 
 def compare(before: Resources, after: Resources) -> list[Change]:
-    """Returns every change, in the order of the templates. An instance is replaced if its launch
-    template changes.
+    """Returns every change, in template order. An instance is replaced if its launch template
+    changes.
     """
     changed = {name for name in before.keys() & after.keys() if before[name] != after[name]}
     stale = {name for name in changed if after[name]["Type"] == "AWS::EC2::LaunchTemplate"}
@@ -77,7 +77,9 @@ def _of(
 
 
 def describe(changes: list[Change], is_new: bool) -> Iterator[str]:
-    """Yields the changes for `make plan`: counts by type for a new stack, else each resource."""
+    """Yields the changes for `make plan`: counts by type for a new stack, otherwise each
+    resource.
+    """
     if is_new:
         counts = Counter(short(change.kind) for change in changes)
         parts = ", ".join(f"{count} {kind}" for kind, count in counts.items())
@@ -98,14 +100,14 @@ def describe(changes: list[Change], is_new: bool) -> Iterator[str]:
         yield f"  warning: {nodes} nodes are replaced: their launch template changed"
 
 
-POLL = 5.0  # seconds between two polls of a stack that is being changed
-# Seconds without an event until `follow` gives up. CloudFormation itself times out earlier.
+POLL = 5.0  # seconds between polls of a stack that is changing
+# Seconds without an event after which `follow` gives up. CloudFormation itself times out earlier.
 PATIENCE = 3 * 3600.0
-MISSES = 20  # unanswered or throttled polls in a row until `follow` gives up
+MISSES = 20  # consecutive unanswered or throttled polls after which `follow` gives up
 CAPABILITIES = ["CAPABILITY_NAMED_IAM"]
 PROJECT, CONFIG, CREATED = (f"trainfleet:{name}" for name in ("project", "config", "created"))
-OURS = "trainfleet"  # the value of PROJECT
-# shows a line: a resource's logical id, its state, and a message
+OURS = "trainfleet"  # value of the PROJECT tag
+# prints a line: a resource's logical ID, its state, and a message
 Show = Callable[[str, str, str], None]
 
 
@@ -127,7 +129,9 @@ class StackState:
 
     @property
     def whole(self) -> bool:
-        """Returns whether the stack can be updated: its last change or rollback succeeded."""
+        """Returns whether the stack can be updated, because its last change or rollback
+        succeeded.
+        """
         return self.status in ("CREATE_COMPLETE", "UPDATE_COMPLETE", "UPDATE_ROLLBACK_COMPLETE")
 
     @property
@@ -137,7 +141,7 @@ class StackState:
 
 @dataclass(frozen=True)
 class StackEvent:
-    """An event of one resource, or of the stack itself (`own`)."""
+    """An event for one resource, or for the stack itself (`own`)."""
 
     id: str
     logical: str
@@ -149,8 +153,8 @@ class StackEvent:
 
     @property
     def failed(self) -> bool:
-        """Returns whether this resource itself failed, rather than being cancelled after another
-        failure.
+        """Returns whether this resource itself failed, rather than being cancelled because another
+        one did.
         """
         if self.own or not self.status.endswith("_FAILED"):
             return False
@@ -167,10 +171,11 @@ class CloudFormationStack:
     followed: str = ""
 
     def look(self, id_: str = "") -> StackState | None:
-        """Returns the stack's present state; None without a stack. `id_` finds a deleted one.
+        """Returns the stack's current state, or None if it does not exist. `id_` also finds a
+        deleted stack.
 
         Raises:
-            CloudError: the stack of that name was not made by this config.
+            CloudError: a stack with that name exists, but this config did not create it.
         """
         name = id_ or self.name
         try:
@@ -188,8 +193,8 @@ class CloudFormationStack:
         return state
 
     def create(self, template: str, tags: Mapping[str, str], token: str) -> StackState:
-        """Starts the creation. A second request with the same token has no effect. On a failure,
-        CloudFormation deletes the stack.
+        """Starts creating the stack. A second request with the same token has no effect. If
+        creation fails, CloudFormation deletes the stack.
         """
         answer = self.calls("cloudformation", "CreateStack", **self.creation(template, tags, token))
         # CloudFormation may not list the new stack yet.
@@ -201,7 +206,7 @@ class CloudFormationStack:
         return self.change(template) | more
 
     def change(self, template: str) -> Json:
-        """Returns the UpdateStack request. Its parameters have the template's defaults."""
+        """Returns the UpdateStack request. Parameters default to the template's values."""
         return {"StackName": self.name, "TemplateBody": template, "Capabilities": CAPABILITIES}
 
     def update(self, template: str) -> bool:
@@ -216,12 +221,12 @@ class CloudFormationStack:
         return True
 
     def delete(self) -> None:
-        """Starts the deletion. Has no effect if the stack is gone or is being deleted."""
+        """Starts deleting the stack. Has no effect if the stack is gone or is being deleted."""
         self._catch_up()
         self.calls("cloudformation", "DeleteStack", StackName=self.name)
 
     def cancel_update(self) -> None:
-        """Rolls back an update in progress."""
+        """Cancels and rolls back an update in progress."""
         self.calls("cloudformation", "CancelUpdateStack", StackName=self.name)
 
     def resources(self) -> dict[str, str]:
@@ -242,10 +247,11 @@ class CloudFormationStack:
         return found if isinstance(found, dict) else {}
 
     def follow(self, state: StackState, show: Show) -> tuple[StackState, StackEvent | None]:
-        """Shows events until no change is in progress. Returns the stack and the first failure.
+        """Shows events until no change is in progress. Returns the stack's state and the first
+        failure.
 
         Raises:
-            CloudError: AWS does not answer for long, or CloudFormation makes no progress.
+            CloudError: AWS stops responding, or CloudFormation makes no progress.
         """
         first, misses, heard = None, 0, clock.now()
         while True:
@@ -323,7 +329,7 @@ DONE = {
 
 
 def _tell(event: StackEvent, show: Show) -> None:
-    """Shows a resource's event: with its type in progress, its id when done, or the failure."""
+    """Shows a resource's event: its type while in progress, its ID when done, or the failure."""
     if event.own:
         return
     kind = short(event.type)
@@ -337,7 +343,7 @@ def _tell(event: StackEvent, show: Show) -> None:
         show(event.logical, DONE.get(event.status, "done"), f"{kind} {event.physical}")
 
 
-# CloudFormation's text around a service's message
+# the text that CloudFormation wraps around a service's message
 FRAME = re.compile(r'Resource handler returned message: "(.*?)"? \(RequestToken', re.DOTALL)
 SERVICE = re.compile(r"\s*\(Service: .*?(\)|$)", re.DOTALL)
 CAPACITY = re.compile(
@@ -350,26 +356,28 @@ ELSEWHERE = re.compile(
     r"not supported in your requested Availability Zone|is not supported in the.*zone|Unsupported",
     re.IGNORECASE,
 )
-LACKS_CAPACITY = "InsufficientCapacity"  # code of the error if a zone has no capacity
+LACKS_CAPACITY = "InsufficientCapacity"  # error code if a zone lacks capacity
 MEANINGS = read_table(Path(__file__).with_name("stack_errors.yaml"))
 
 
 def words_of(reason: str) -> str:
-    """Returns the service's message without CloudFormation's text around it."""
+    """Returns the service's message without the text that CloudFormation wraps around it."""
     framed = FRAME.search(reason)
     said = SERVICE.sub("", framed[1] if framed else reason)
     return said.strip().rstrip(".").strip() or "it gave no reason"
 
 
 def is_capacity(reason: str) -> bool:
-    """Returns whether the zone lacks capacity or the type, in which case another zone may help."""
+    """Returns whether the zone lacks capacity or the instance type, so that another zone may
+    help.
+    """
     return bool(CAPACITY.search(reason) or ELSEWHERE.search(reason))
 
 
 def explain(event: StackEvent | None, what: str, where: str) -> CloudError:
-    """Returns the error for the first failure."""
+    """Returns an error that explains the first failure."""
     if event is None:
-        why, then = "CloudFormation names no reason", "run make setup again"
+        why, then = "CloudFormation gave no reason", "run make setup again"
         return CloudError(what, where=where, why=why, next=then, code="Failed")
     kind, said = short(event.type), words_of(event.reason)
     if is_capacity(event.reason):

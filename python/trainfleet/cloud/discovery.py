@@ -18,20 +18,20 @@ from .resource_types import tags_of as tags
 from .template import capacity_of
 from .template_inputs import SCHEDULERS, Inputs, bucket_of
 
-ROOT = "/dev/sda1"  # the root device of Ubuntu's images
+ROOT = "/dev/sda1"  # root device of Ubuntu images
 USUAL_KEYS = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
 
 
 def zones(config: Config, calls: Calls) -> list[str]:
     """Returns the zones to try, in order: the config's zones, or else those of its reservation or
-    subnets, or else all zones that offer the type.
+    subnets, or else all zones that offer the instance type.
 
     Raises:
-        ConfigError: no zone of the region offers the type, or a configured zone does not.
+        ConfigError: no zone in the region offers the type, or a configured zone does not.
     """
     type_, cheap = config.fleet.instance_type or "", config.data.tokenize_instance_type
     offered = _offering(type_, "fleet.instance_type", calls)
-    if cheap:  # its machines are in the same subnet
+    if cheap:  # tokenizing machines are in the same subnet
         beside = set(_offering(cheap, "data.tokenize_instance_type", calls))
         offered = [zone for zone in offered if zone in beside]
         if not offered:
@@ -47,9 +47,9 @@ def zones(config: Config, calls: Calls) -> list[str]:
 
 
 def _offering(type_: str, key: str, calls: Calls) -> list[str]:
-    """Returns the zones that offer a type. Raises ConfigError if no zone does.
+    """Returns the zones that offer an instance type. Raises ConfigError if no zone does.
 
-    `key`: the type's key in the config.
+    `key`: config key of the type.
     """
     rows = calls.pages(
         "ec2",
@@ -65,7 +65,7 @@ def _offering(type_: str, key: str, calls: Calls) -> list[str]:
 
 
 def _bound(config: Config, calls: Calls) -> list[str]:
-    """Returns the zones of the reservation, or else of the user's subnets."""
+    """Returns the reservation's zone, or else the zones of the user's subnets."""
     if row := reservation_of(config, calls):
         return [str(row.get("AvailabilityZone"))]
     if not config.fleet.aws.subnets:
@@ -80,8 +80,8 @@ def _subnets(config: Config, calls: Calls) -> list[Row]:
 
 
 def reservation_of(config: Config, calls: Calls) -> Row | None:
-    """Returns EC2's entry for the nodes' reservation: None without a reservation, or {} if EC2 does
-    not find it.
+    """Returns EC2's entry for the nodes' reservation. Returns None if the config has no
+    reservation, or {} if EC2 can't find it.
     """
     name = config.fleet.aws.reservation
     if not name or capacity_of(config) not in ("reservation", "block"):
@@ -103,9 +103,9 @@ def discover(
     is_made: bool = False,
     scheduler: str = "",
 ) -> Inputs:
-    """Returns the facts that a template for this zone needs.
+    """Returns the account details that a template for this zone needs.
 
-    `is_made`: whether the stack exists already, so that our bucket belongs to it.
+    `is_made`: whether the stack already exists, so that an existing bucket belongs to it.
     """
     who = calls("sts", "GetCallerIdentity")
     pinned = image_of(config, calls, scheduler)
@@ -132,8 +132,8 @@ def discover(
 
 
 def _for_tokenizing(config: Config, calls: Calls, scheduler: str) -> str:
-    """Returns the machine image of data.tokenize_instance_type, of the cpu platform; "" without
-    that key.
+    """Returns the cpu platform's machine image for data.tokenize_instance_type, or "" if that key
+    is null.
     """
     if config.data.tokenize_instance_type is None:
         return ""
@@ -142,8 +142,8 @@ def _for_tokenizing(config: Config, calls: Calls, scheduler: str) -> str:
 
 
 def placeholders(config: Config, region: str) -> Inputs:
-    """Returns a template's inputs without an account: values from the config, and zeros for the
-    rest.
+    """Returns template inputs without querying an account: values from the config, and placeholders
+    for the rest.
     """
     aws = config.fleet.aws
     return Inputs(
@@ -163,8 +163,8 @@ def placeholders(config: Config, region: str) -> Inputs:
 
 
 def known(config: Config, calls: Calls, scheduler: str) -> tuple[Inputs, str]:
-    """Returns the placeholders with the account's identity, and why the account could not be asked
-    ("" if it could).
+    """Returns placeholder inputs with the account's identity, and why the account could not be
+    queried ("" if it could).
     """
     inputs = replace(placeholders(config, calls.region), scheduler=scheduler)
     try:
@@ -175,8 +175,8 @@ def known(config: Config, calls: Calls, scheduler: str) -> tuple[Inputs, str]:
 
 
 def image_of(config: Config, calls: Calls, scheduler: str = "") -> str:
-    """Returns the nodes' machine image: fleet.aws.ami, or the image in docker/platforms.lock.yaml;
-    "" for a scheduler that takes no image.
+    """Returns the nodes' machine image: fleet.aws.ami, or the platform's image in
+    docker/platforms.lock.yaml. Returns "" for a scheduler that needs no image.
 
     Raises:
         ConfigError: the region does not have the image.
@@ -206,8 +206,8 @@ def _by_parameter(name: str, calls: Calls) -> str:
 
 
 def _by_name(name: str, sdk: str, calls: Calls) -> str:
-    """Returns Amazon's newest image of this name. If the name has a *, the image's description must
-    name the Neuron SDK.
+    """Returns Amazon's newest image with this name. If the name contains a *, the image's
+    description must mention the Neuron SDK version.
 
     Source: Neuron DLAMI user guide, "Find a DLAMI by SDK version".
     """
@@ -220,7 +220,7 @@ def _by_name(name: str, sdk: str, calls: Calls) -> str:
 
 
 def root_of(image: str, calls: Calls) -> str:
-    """Returns the name of the image's root device."""
+    """Returns the image's root device name."""
     found = calls("ec2", "DescribeImages", ImageIds=[image]).get("Images", []) if image else []
     return str(found[0].get("RootDeviceName") or ROOT) if found else ROOT
 
@@ -234,8 +234,8 @@ def group_of(config: Config, calls: Calls) -> str | None:
 
 
 def subnet_in(config: Config, calls: Calls, zone: str) -> str | None:
-    """Returns the user's subnet in a zone; None if the stack makes the subnet. Raises ConfigError
-    if no configured subnet is in the zone.
+    """Returns the user's subnet in a zone, or None if the stack creates the subnet. Raises
+    ConfigError if no configured subnet is in the zone.
     """
     if not config.fleet.aws.subnets:
         return None
@@ -249,8 +249,8 @@ def subnet_in(config: Config, calls: Calls, zone: str) -> str | None:
 
 
 def public_key(config: Config) -> str:
-    """Returns the public key of fleet.ssh.key, or of the first usual key in ~/.ssh; "" without any,
-    or if the config names a key pair.
+    """Returns the public key of fleet.ssh.key, or of the first default key found in ~/.ssh. Returns
+    "" if no key is found, or if the config names a key pair.
     """
     if config.fleet.aws.key_pair:
         return ""

@@ -1,11 +1,11 @@
-"""Finds our resources in a region by tag, across all services that we use, with their cost, and
-removes a config's resources until AWS itself confirms that they are gone. Reads only AWS, no local
+"""Finds our resources in a region by tag, across all services that we use, with their costs.
+Removes a config's resources until AWS confirms that they are gone. Reads only AWS, never local
 files.
 
-A removal first deletes the stack, because CloudFormation knows the order. Then other resources with
-our tags are removed one by one, such as those that the stack could not delete or had to keep. A
-resource that is still in use is retried, because the network interfaces of an instance or a file
-system disappear minutes after it. Resources without our tags are never removed.
+A removal deletes the stack first, because CloudFormation knows the deletion order. Other resources
+with our tags, such as those that the stack failed to delete or had to keep, are then removed one by
+one. Resources that are still in use are retried, because the network interfaces of an instance or a
+file system disappear minutes after it. Resources without our tags are never removed.
 """
 
 from __future__ import annotations
@@ -33,23 +33,24 @@ from .resource_types import (
     tags_of,
 )
 
-AGAIN = 4.0  # seconds between two listings, because the first may lack a new resource
-# services whose resources the tables of kinds cover
+AGAIN = 4.0  # seconds between two listings, because the first may miss a new resource
+# services that the resource kind tables cover
 KNOWN = ("ec2", "fsx", "s3", "ecr", "logs", "iam", "cloudformation", "batch", "sagemaker", "ssm")
-BESIDE = ("AMI", "snapshot")  # kinds that can stay without the stack's network
+BESIDE = ("AMI", "snapshot")  # kinds that do not need the stack's network
 CREATED_AT = (
     *("LaunchTime", "CreationTime", "CreateTime", "StartTime"),
     *("CreateDate", "CreationDate", "createdAt"),
 )
 DAY = 24.0
-CENT = 0.01  # US dollars an hour; a stored image or an address costs less
+CENT = 0.01  # US dollars per hour; a stored image or an address costs less
 
 
 @dataclass(frozen=True)
 class OwnedResource:
-    """One of our resources. `since`: Unix time, if known; `usd`: US dollars an hour, None: unknown.
+    """One of our resources. `since`: creation time (Unix), if known; `usd`: US dollars per hour,
+    None if unknown.
 
-    An entry without an id represents a kind that these credentials may not list; `what` is the
+    An entry without an ID represents a kind that these credentials may not list; `what` is the
     reason.
     """
 
@@ -64,7 +65,7 @@ class OwnedResource:
     removable: ResourceKind | None = field(default=None, compare=False, hash=False)
 
     def line(self) -> str:
-        """Returns a line with kind, id, US dollars a day, age and description."""
+        """Returns a line with kind, ID, cost per day, age and description."""
         if not self.id:
             return f"{self.kind:18} was not checked: {self.what}"
         cost = f"${self.usd * DAY:,.2f} a day" if self.usd else "free"
@@ -83,12 +84,12 @@ Look = Callable[[Calls, str | None], Found]
 
 
 def find(calls: Calls, config: str | None = None) -> list[OwnedResource]:
-    """Returns our resources, or those of one config: stacks first, then in the order of removal.
+    """Returns our resources, or those of one config: stacks first, then in removal order.
 
-    A kind that these credentials may not list is one entry without an id.
+    A kind that these credentials may not list is represented by one entry without an ID.
 
     Raises:
-        CloudError: AWS gave another error or no answer, so resources are unknown.
+        CloudError: AWS returned another error or did not respond, so resources may be missing.
     """
     kinds = ((kind.name, partial(_of_kind, kind)) for kind in (*SCHEDULER_KINDS, *KINDS))
     looks: list[tuple[str, Look]] = [("stack", _stacks), *kinds, ("any other", _others)]
@@ -117,7 +118,7 @@ def surely(calls: Calls, config: str | None) -> list[OwnedResource]:
 
 
 def require_seen(found: Found, region: str, verb: str) -> None:
-    """Raises CloudError if these credentials may not list some kinds of resources."""
+    """Raises CloudError if these credentials may not list some resource kinds."""
     if rows := [f"  {one.line()}" for one in found if not one.id]:
         what = "\n".join([f"there may be more trainfleet resources in {region}", *rows])
         then = f"allow that, or use other credentials (AWS_PROFILE), then run {verb} again"
@@ -125,7 +126,7 @@ def require_seen(found: Found, region: str, verb: str) -> None:
 
 
 def weighed(calls: Calls, found: Found) -> Iterator[OwnedResource]:
-    """Yields the resources, buckets with size and price, which take more requests."""
+    """Yields the resources, with sizes and prices for buckets, which require extra requests."""
     for one in found:
         try:
             size = _size(calls, one) if one.kind == "bucket" else None
@@ -136,7 +137,7 @@ def weighed(calls: Calls, found: Found) -> Iterator[OwnedResource]:
 
 
 def _size(calls: Calls, one: OwnedResource) -> float | None:
-    """Returns a bucket's size in bytes from CloudWatch, which lags by a day. None means unknown."""
+    """Returns a bucket's size in bytes from CloudWatch, which lags by a day, or None if unknown."""
     if not one.holds_data:
         return 0.0
     names = {"BucketName": one.id, "StorageType": "StandardStorage"}
@@ -155,7 +156,7 @@ def _measured(
     begin: datetime.datetime,
     end: datetime.datetime,
 ) -> list[Any]:
-    """Returns a metric's data points by day from CloudWatch."""
+    """Returns a metric's daily data points from CloudWatch."""
     answer = calls(
         "cloudwatch",
         "GetMetricStatistics",
@@ -171,8 +172,8 @@ def _measured(
 
 
 def table(found: Found) -> Iterator[str]:
-    """Yields lines by config: one per resource that costs money or holds data, and one for all free
-    resources.
+    """Yields lines grouped by config: one for each resource that costs money or holds data, and one
+    for all free resources.
     """
     rows = sorted(found, key=lambda one: one.config)
     for config, group in itertools.groupby(rows, key=lambda one: one.config):
@@ -196,8 +197,8 @@ def total(found: Found) -> str:
 
 
 def costing(found: Found) -> list[str]:
-    """Returns a line for each resource that holds no data and costs a cent an hour or more, or an
-    unknown price; and a last line with their sum. Empty without such resources.
+    """Returns a line for each resource that holds no data and costs at least a cent per hour or has
+    an unknown price, followed by their total. Empty if there are no such resources.
     """
     priced = [one for one in found if (one.usd is None or one.usd >= CENT) and not one.holds_data]
     hourly = sum(one.usd or 0.0 for one in priced)
@@ -222,7 +223,7 @@ def _of_kind(kind: ResourceKind, calls: Calls, config: str | None) -> Iterator[O
 
 
 def _others(calls: Calls, config: str | None) -> Found:
-    """Yields our resources in services that no kind covers; `make ls` reports them, but nothing
+    """Yields our resources in services that no kind covers. `make ls` reports them, but no command
     removes them.
     """
     wanted = [{"Key": PROJECT, "Values": [OURS]}]
@@ -252,7 +253,7 @@ def _holds_data(calls: Calls, kind: str, id_: str, row: Row) -> bool:
 
 
 def _written(calls: Calls, id_: str, row: Row) -> float | None:
-    """Returns the bytes that clients have written to a file system; None: unknown."""
+    """Returns the bytes that clients have written to a file system, or None if unknown."""
     day, made, name = datetime.timedelta(days=1), row["CreationTime"], {"FileSystemId": id_}
     points = _measured(
         calls, "AWS/FSx", "DataWriteBytes", "Sum", name, made - day, clock.utc() + day
@@ -278,19 +279,19 @@ def _seconds(moment: Any) -> float | None:
     return float(moment) if isinstance(moment, int | float) else None
 
 
-PAUSE = 15.0  # seconds between two rounds
-PATIENCE = 900.0  # timeout in seconds without any removal
-ROUNDS = 3  # tries to delete a stack
-LATER = CODES["in use"] | CODES["unanswered"]  # refusals that may be temporary
+PAUSE = 15.0  # seconds between rounds
+PATIENCE = 900.0  # give up after this many seconds without a removal
+ROUNDS = 3  # attempts to delete a stack
+LATER = CODES["in use"] | CODES["unanswered"]  # errors that may be temporary
 Say = Callable[[str], None]
 
 
 @dataclass
 class Sweep:
-    """The removal of one config's resources.
+    """Removes one config's resources.
 
-    `troubles`: why a resource could not be removed yet, by id. `denied`: ids that these credentials
-    may not remove.
+    `troubles`: why a resource could not be removed yet, by ID. `denied`: IDs of resources that
+    these credentials may not remove.
     """
 
     calls: Calls
@@ -300,8 +301,8 @@ class Sweep:
     denied: set[str] = field(default_factory=set)
 
     def delete_stack(self) -> None:
-        """Deletes the stack, and waits until it is gone or can't be deleted. First ends any change
-        that another command began.
+        """Deletes the stack, and waits until it is gone or can't be deleted. First cancels or waits
+        for any change that another command started.
         """
         self._try(self.stack.name, self._delete)
 
@@ -323,7 +324,7 @@ class Sweep:
             self.pieces(lambda one: not one.holds_data and one.id in self.troubles)
 
     def _quiet(self) -> StackState | None:
-        """Returns the stack after any change that would delay a deletion has ended."""
+        """Returns the stack once no change in progress would delay its deletion."""
         state = self.stack.look()
         if state and state.status == "UPDATE_IN_PROGRESS":
             self._try(state.id, self.stack.cancel_update)
@@ -332,8 +333,8 @@ class Sweep:
         return state
 
     def _try(self, id_: str, act: Callable[[], object]) -> bool:
-        """Performs one step and returns whether it succeeded. If the step is denied or must be
-        retried, records the reason in `troubles`.
+        """Runs one step and returns whether it succeeded. If the step is denied or must be retried,
+        records the reason in `troubles`.
         """
         try:
             act()
@@ -349,7 +350,7 @@ class Sweep:
         return True
 
     def pieces(self, chosen: Callable[[OwnedResource], bool]) -> None:
-        """Removes the chosen resources, and repeats until they are gone or no progress is made."""
+        """Removes the chosen resources, retrying until they are gone or progress stops."""
         asked: set[str] = set()
         before, moved = None, clock.now()
         while left := [
@@ -367,7 +368,7 @@ class Sweep:
             clock.sleep(PAUSE)
 
     def _ask(self, one: OwnedResource, asked: set[str]) -> None:
-        """Requests the deletion of one resource, unless it was requested or has begun."""
+        """Requests a resource's deletion, unless it was already requested or is in progress."""
         kind = one.removable
         if kind is None or one.id in asked or _is_going(one):
             return
@@ -376,7 +377,7 @@ class Sweep:
             asked.add(one.id)
 
     def end_instances(self) -> None:
-        """Terminates all instances first, because deleting the stack takes longer."""
+        """Terminates all instances up front, because deleting the stack takes longer."""
         self._try("instances", self._end_instances)
 
     def _end_instances(self) -> None:
@@ -396,8 +397,8 @@ def _is_going(one: OwnedResource) -> bool:
 
 
 def strangers(calls: Calls, found: Found) -> list[str]:
-    """Returns one line per foreign network interface in our VPCs, because such interfaces block the
-    deletion.
+    """Returns one line per foreign network interface in our VPCs, because they block the deletion
+    of the VPC.
     """
     said = []
     for vpc in (one for one in found if one.kind == "VPC"):

@@ -1,9 +1,9 @@
-"""Lists the actions that making, running and removing a fleet needs, and those that IAM's simulator
+"""Lists the IAM actions required to create, run and remove a fleet, and those that IAM's simulator
 denies the caller.
 
-Each action is simulated on its resource if the resource has a name of ours, so a policy for
-`trainfleet-*` is enough. CloudFormation acts with the caller's permissions, because the stack has
-no role, so the caller needs the permissions of every service in the stack.
+Each action is simulated on its resource if the resource has one of our names, so a policy for
+`trainfleet-*` is enough. The stack has no role, so CloudFormation acts with the caller's
+permissions, which must cover every service in the stack.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from .template_parts import statement, written
 from .template_storage import log_group, makes_file_system
 
 FILE = Path(__file__).with_name("permissions.yaml")
-# services with a service-linked role; TO_S3 has one for each file system
+# services with a service-linked role; TO_S3 has one per file system
 FSX, TO_S3 = ("fsx.amazonaws.com", "s3.data-source.lustre.fsx.amazonaws.com")
 SESSION = "document/AWS-StartSSHSession"
 LINK = "iam:CreateServiceLinkedRole"
-# IAM simulator's types of the values of a condition
+# IAM simulator's value type for each condition operator
 TYPES = {"Bool": "boolean", "ForAnyValue:StringEquals": "stringList", "StringEquals": "string"}
-# errors of the simulator that do not answer whether an action is allowed
+# simulator errors that leave it unknown whether an action is allowed
 UNSURE = ("AccessDenied", "AccessDeniedException", "NoSuchEntity", "InvalidInput", "ServiceFailure")
-MOST = 50  # actions per request to the simulator
-LARGEST = 6_100  # characters of the statements in a policy document
+MOST = 50  # maximum actions per simulator request
+LARGEST = 6_100  # maximum characters of the statements in a policy document
 Policy = Json
 Needed = Iterator[tuple[tuple[str, ...], str]]  # actions, and their resource
 
 
 @functools.cache
 def _rows() -> list[tuple[str, tuple[str, ...], list[str]]]:
-    """Returns each row of permissions.yaml: its kind (`_names`), its actions in IAM's spelling, and
-    their resources.
+    """Returns each row of permissions.yaml: its kind (see `_names`), its IAM actions, and their
+    resources.
     """
     return [
         (
@@ -58,8 +58,8 @@ def _rows() -> list[tuple[str, tuple[str, ...], list[str]]]:
 
 
 def needed(config: Config, inputs: Inputs, looks: bool = False) -> Needed:
-    """Yields the actions on each resource of the config: to make, use and remove it, or with
-    `looks` to check what exists.
+    """Yields the actions that the config requires on each resource: to create, use and remove it,
+    or with `looks` to check what exists.
     """
     found: dict[str, list[str]] = {}
     names = _names(config, inputs)
@@ -72,7 +72,7 @@ def needed(config: Config, inputs: Inputs, looks: bool = False) -> Needed:
 
 
 def _names(config: Config, inputs: Inputs) -> dict[str, list[str]]:
-    """Returns the names of the resources that a config makes and uses, by kind."""
+    """Returns the names of the resources that a config creates and uses, by kind."""
     aws, kind, stack = config.fleet.aws, inputs.kind, [stack_name(config)]
     of_cluster, plain = kind.by_ssh and not kind.in_zone, not inputs.scheduler
     has_stack = not (of_cluster and aws.subnets)
@@ -95,7 +95,7 @@ def _names(config: Config, inputs: Inputs) -> dict[str, list[str]]:
 
 
 def _of_jobs(config: Config, inputs: Inputs) -> dict[str, list[str]]:
-    """Returns the names of the resources that jobs of AWS Batch or SageMaker use."""
+    """Returns the names of the resources that AWS Batch or SageMaker jobs use."""
     fleet, name = config.fleet, [config.fleet_name]
     if inputs.kind.by_ssh:
         return {}
@@ -109,7 +109,7 @@ def _of_jobs(config: Config, inputs: Inputs) -> dict[str, list[str]]:
 
 
 def _of_data(config: Config, inputs: Inputs) -> dict[str, list[str]]:
-    """Returns the buckets that nodes write to, and the buckets that FSx links with."""
+    """Returns the buckets that nodes write to, and those that FSx links to."""
     fsx, found = config.fleet.fsx, {"written": sorted(written(config, inputs))}
     if not _makes_file_system(config, inputs):
         return found
@@ -128,7 +128,9 @@ def _makes_file_system(config: Config, inputs: Inputs) -> bool:
 
 
 def policy(config: Config, inputs: Inputs) -> Policy:
-    """Returns the policy for making, running and removing a fleet; `make plan OUT=` writes it."""
+    """Returns the policy for creating, running and removing a fleet, which `make plan OUT=`
+    writes.
+    """
     resources: dict[tuple[str, ...], list[str]] = {}
     for actions, resource in (*needed(config, inputs, looks=True), *needed(config, inputs)):
         # The ARN of AWS's SSM document has no account.
@@ -143,8 +145,8 @@ def policy(config: Config, inputs: Inputs) -> Policy:
 
 
 def documents(whole: Policy) -> Iterator[Policy]:
-    """Splits the policy into documents that IAM accepts: at most 6,144 characters without white
-    space in a managed policy.
+    """Splits the policy into documents within IAM's limit for managed policies: 6,144 characters,
+    not counting whitespace.
     """
     left, size = list[Any](), 0
     for part in whole["Statement"]:
@@ -190,7 +192,7 @@ def refused(
 ) -> Iterator[str]:
     """Yields the actions on a resource that IAM's simulator denies a user or role.
 
-    `conditions`: the values that the simulator assumes.
+    `conditions`: context values that the simulator assumes.
     """
     more: Json = {} if resource == "*" else {"ResourceArns": [resource]}
     if conditions:
@@ -209,7 +211,7 @@ def refused(
 
 
 def _services(config: Config, inputs: Inputs) -> Iterator[str]:
-    """Yields the services that need a service-linked role, which AWS creates on first use."""
+    """Yields the services that require a service-linked role, which AWS creates on first use."""
     yield from inputs.kind.services
     if _makes_file_system(config, inputs):
         yield FSX
@@ -224,13 +226,13 @@ def _linked(inputs: Inputs, name: str) -> str:
 
 
 def _principal(arn: str) -> str:
-    """Returns the ARN of the user, or of the session's role."""
+    """Returns the ARN of the user, or of the role behind an assumed-role session."""
     head, _, name = arn.partition(":assumed-role/")
     return f"{head.replace(':sts:', ':iam:')}:role/{name.partition('/')[0]}" if name else arn
 
 
 def unsure(error: CloudError) -> bool:
-    """Returns whether the caller may not use the simulator, or the simulator does not find the
+    """Returns whether the caller may not use the simulator, or the simulator can't find the
     caller's role, such as a role with a path.
     """
     return error.code in UNSURE

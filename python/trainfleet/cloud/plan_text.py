@@ -22,7 +22,9 @@ def describe(
     speed: float | None,
     paid: Paid = NOTHING,
 ) -> Iterator[str]:
-    """Yields the lines. `hours`: length of the run; `speed`: tokens per second; None: unknown."""
+    """Yields the plan's lines. `hours`: length of the run; `speed`: tokens per second; None:
+    unknown.
+    """
     calls, inputs = fleet.calls, foreseen.inputs
     yield from ("", f"stack {fleet.stack.name} in {inputs.zone}")
     if not foreseen.unasked:
@@ -34,7 +36,7 @@ def describe(
     if calls.region != WHERE_PRICES_ARE and any(row.source == TABLE for row in costs.rows):
         yield f"  {calls.region} may cost up to 50 % more than these list prices"
     if prices.trouble:
-        yield f"  the Pricing API gave no prices: {prices.trouble}"
+        yield f"  the Pricing API returned no prices: {prices.trouble}"
     nodes = config.fleet.nodes
     yield from spending.describe_whole(paid.on(costs.bill(nodes)), nodes, hours)
     yield from ("", *account(config, calls, inputs, foreseen.unasked))
@@ -53,8 +55,8 @@ def _data(config: Config, inputs: Inputs, speed: float | None) -> Iterator[str]:
 
 
 def account(config: Config, calls: Calls, inputs: Inputs, unasked: str = "") -> Iterator[str]:
-    """Yields the account's obstacles. `unasked`: why the account was not asked, so that inputs are
-    placeholders.
+    """Yields obstacles in the account. `unasked`: why the account was not queried, in which case
+    the inputs are placeholders.
     """
     if unasked:
         yield f"account: not asked, because {unasked}"

@@ -1,12 +1,12 @@
-"""Looks up AWS's prices, in the Pricing API or else in a table of list prices, and prices existing
+"""Looks up AWS prices, in the Pricing API or else in a table of list prices. Also prices existing
 resources.
 
-The table has US dollars in us-east-1 for on-demand Linux. instance_types.json has the instance
-types. The rest is from aws.amazon.com/ebs/pricing, /fsx/lustre/pricing, /vpc/pricing and
-/s3/pricing, by public price lists. Other regions cost up to half more.
+The table contains US dollars in us-east-1 for on-demand Linux. Instance prices are in
+instance_types.json. The others are from the public price lists of aws.amazon.com/ebs/pricing,
+/fsx/lustre/pricing, /vpc/pricing and /s3/pricing. Other regions cost up to 50 % more.
 
-SageMaker costs 15 to 25 % more than EC2 for the same machine. Only the API has the prices of
-managed spot and of some types.
+SageMaker costs 15 to 25 % more than EC2 for the same machine. Prices for managed spot and some
+instance types are available only from the API.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ TABLE = f"list price in us-east-1, {READ}"
 API, SPOT, PAID = "Pricing API", "spot price now", "paid with the block"
 RESERVED = "paid with the training plan"
 OF_SAGEMAKER = "SageMaker's list price in us-east-1, 2026-09-27"
-WHERE_PRICES_ARE = "us-east-1"  # a region with the Pricing API, which has all regions' prices
-MONTH = 730.0  # hours in AWS's monthly prices
+WHERE_PRICES_ARE = "us-east-1"  # region whose Pricing API endpoint serves the prices of all regions
+MONTH = 730.0  # hours per month, as in AWS's monthly prices
 _LISTED: dict[str, dict[str, float]] = read_table(Path(__file__).with_name("prices.yaml"))
 GIB_MONTH, HOUR, GB, FREE = (_LISTED[per] for per in ("gib_month", "hour", "gb", "free"))
 
 
-Cost = tuple[str, float | None]  # description, and US dollars an hour; None: unknown
+Cost = tuple[str, float | None]  # description, and US dollars per hour (None: unknown)
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,10 @@ class Price:
 
 
 def of(kind: str, what: str, amount: float) -> float | None:
-    """Returns the table's price in US dollars an hour; None if unknown.
+    """Returns the table's price in US dollars per hour, or None if unknown.
 
-    `amount`: number of instances, addresses or NATs, or GiB of storage. `kind` training: an
-    instance of SageMaker.
+    `amount`: number of instances, addresses or NAT gateways, or GiB of storage. The kind `training`
+    is a SageMaker instance.
     """
     if kind in ("instance", "training"):
         row = node_types.instance(what)
@@ -72,7 +72,7 @@ def of(kind: str, what: str, amount: float) -> float | None:
 
 @dataclass
 class Prices:
-    """Prices in one region, from the table if there are no `calls` or the API does not answer."""
+    """Prices in one region. Uses the table if there are no `calls` or the API does not respond."""
 
     calls: Calls | None = None
     trouble: str = ""  # why the table was used
@@ -116,7 +116,9 @@ class Prices:
 
 
 def _listed(region: str, name: str, is_training: bool) -> float | None:
-    """Returns an EC2 or SageMaker training on-demand price from the Pricing API, or None."""
+    """Returns an instance type's on-demand price from the Pricing API, for EC2 or SageMaker
+    training, or None if unknown.
+    """
     wanted = {
         "instanceType": name,
         "regionCode": region,
@@ -127,7 +129,7 @@ def _listed(region: str, name: str, is_training: bool) -> float | None:
         "marketoption": "OnDemand",
     }
     if is_training:
-        # Each use of an instance is a product; the filter on usage is below.
+        # each use of an instance is a separate product; usage is filtered below
         wanted = {"instanceName": f"ml.{name}", "regionCode": region}
     filters = [
         {"Type": "TERM_MATCH", "Field": key, "Value": value} for key, value in wanted.items()
@@ -144,9 +146,9 @@ def _listed(region: str, name: str, is_training: bool) -> float | None:
 
 
 def dollars(text: Any, usage: str) -> Iterator[float]:
-    """Yields the hourly on-demand prices of a product in the API's format.
+    """Yields the hourly on-demand prices in a Pricing API product.
 
-    `usage`: its usage type without the region's prefix, such as USE1-; "" for any.
+    `usage`: the product's usage type without the region prefix (such as USE1-), or "" for any.
     """
     try:
         product = parse_json(text, API) if isinstance(text, str) else text
@@ -164,7 +166,7 @@ def dollars(text: Any, usage: str) -> Iterator[float]:
 
 
 def _spot(calls: Calls, name: str, zone: str) -> float | None:
-    """Returns the current spot price: the highest among the zones, or the price in `zone`."""
+    """Returns the current spot price in `zone`, or the highest across zones if `zone` is empty."""
     request: Json = {
         "InstanceTypes": [name],
         "ProductDescriptions": ["Linux/UNIX"],
@@ -188,7 +190,7 @@ def _number(row: Mapping[str, Any]) -> float:
 
 
 def in_region(config: Config) -> Prices:
-    """Returns the prices in the config's region, or the table without a region."""
+    """Returns the prices in the config's region, or the table's prices if no region is set."""
     try:
         return Prices(Calls(region_of(config)))
     except ConfigError:
@@ -201,14 +203,14 @@ def by_table() -> Prices:
 
 
 def cost_of(kind: str, row: Row) -> Cost:
-    """Returns an existing resource's description, and US dollars an hour; None if unknown."""
+    """Returns an existing resource's description, and US dollars per hour (None: unknown)."""
     if kind in PRICED:
         return PRICED[kind](row)
     return "", 0.0 if kind in FREE else None
 
 
 def stored(kind: str, size: float) -> Cost:
-    """Returns the size and price of a bucket, an image or a log group. `size`: bytes."""
+    """Returns the size and price of a bucket, image, snapshot or log group with `size` bytes."""
     return f"{size / 2**30:,.1f} GiB", of(kind, "", size / 2**30)
 
 
@@ -221,7 +223,7 @@ def _image(row: Row) -> Cost:
 
 
 def _snapshot(row: Row) -> Cost:
-    """Prices a snapshot by its blocks, or by the disk's size if EC2 does not report them."""
+    """Prices a snapshot by its stored blocks, or by the disk's size if EC2 does not report them."""
     told = float(row.get("FullSnapshotSizeInBytes") or 0) / 2**30
     size = told or float(row.get("VolumeSize") or 0)
     return f"{'' if told else 'at most '}{size:,.1f} GiB snapshot", of("snapshot", "", size)
@@ -236,7 +238,7 @@ def _instance(row: Row) -> Cost:
 
 
 def _training_job(row: Row) -> Cost:
-    """Prices a training job. A finished job costs only its warm pool."""
+    """Prices a training job. Once the job has finished, only its warm pool costs money."""
     machines, state = row.get("ResourceConfig"), str(row["TrainingJobStatus"])
     if not machines:
         return state, 0.0

@@ -1,5 +1,5 @@
-"""Checks whether an account has room for a fleet: its quotas, subnets, security groups and the file
-system's network.
+"""Checks whether an account has room for a fleet: its quotas, subnets and security groups, and the
+file system's network.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ RUNNING = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
 
 @dataclass(frozen=True)
 class Obstacle:
-    """An obstacle to making a fleet (`blocks`), or a note; and the command that helps."""
+    """An obstacle to creating a fleet (or a note, if `blocks` is False), and the command that fixes
+    it.
+    """
 
     what: str
     next: str = ""
@@ -51,11 +53,11 @@ Obstacles = Iterator[Obstacle]
 
 
 def vcpus(config: Config, calls: Calls, inputs: Inputs) -> Obstacles:
-    """Checks whether the nodes fit the quota of their family, next to other instances. Nodes in a
-    reservation are not counted again. The machine that first builds their Python environment is.
+    """Checks whether the nodes fit their instance family's vCPU quota, alongside other instances.
+    Reserved nodes do not count. The machine that first builds their Python environment does.
     """
     nodes = len(inputs.slots)
-    # Only a cluster has queues.
+    # only ParallelCluster has queues
     queues = config.fleet.slurm.parallelcluster.queues or (Queue("the only one"),)
     for queue in queues:
         name = queue.instance_type or config.fleet.instance_type or ""
@@ -113,7 +115,7 @@ def mine(config: Config, calls: Calls) -> int:
 
 
 def network(config: Config, calls: Calls, inputs: Inputs) -> Obstacles:
-    """Checks whether the quotas allow a VPC and its addresses, unless they exist already."""
+    """Checks whether the quotas allow a VPC and its addresses, unless they already exist."""
     if config.fleet.aws.vpc or config.fleet.aws.subnets:
         return
     vpcs = list(calls.pages("ec2", "DescribeVpcs", "Vpcs"))
@@ -137,8 +139,8 @@ def network(config: Config, calls: Calls, inputs: Inputs) -> Obstacles:
 
 
 def storage(config: Config, calls: Calls, inputs: Inputs) -> Obstacles:
-    """Checks whether the file system fits FSx's storage quotas. AWS does not publish their codes,
-    so this finds them by name.
+    """Checks whether the file system fits FSx's storage quotas. AWS does not publish the quota
+    codes, so they are found by name.
     """
     if not makes_file_system(config):
         return
@@ -166,8 +168,8 @@ def storage(config: Config, calls: Calls, inputs: Inputs) -> Obstacles:
 
 
 def training(config: Config, calls: Calls, inputs: Inputs) -> Obstacles:
-    """Checks whether the nodes fit SageMaker's quotas. AWS does not publish their codes, so this
-    finds them by name. Nodes of a training plan do not count.
+    """Checks whether the nodes fit SageMaker's quotas. AWS does not publish the quota codes, so
+    they are found by name. Nodes in a training plan do not count.
     """
     own, spot = config.fleet.sagemaker, "spot " * config.fleet.spot
     if own.training_plan or own.plan_hours is not None:
@@ -186,7 +188,7 @@ def training(config: Config, calls: Calls, inputs: Inputs) -> Obstacles:
 
 
 def value(calls: Calls, service: str, quota: Quota) -> float | None:
-    """Returns the account's quota, or else AWS's default; None if unknown."""
+    """Returns the account's quota, or else AWS's default, or None if unknown."""
     for operation in ("GetServiceQuota", "GetAWSDefaultServiceQuota"):
         with passing("NoSuchResourceException"):
             answer = calls("service-quotas", operation, ServiceCode=service, QuotaCode=quota.code)
@@ -201,13 +203,13 @@ def request_more(region: str, service: str, code: str, wanted: float) -> str:
 
 
 LUSTRE = 988  # TCP port of FSx for Lustre
-# GiB of file system for which FSx takes about one address of the subnet; metadata takes one more
+# FSx uses about one subnet address per this many GiB, and one more for metadata
 SERVER = 1200
 
 
 def subnets(config: Config, calls: Calls, inputs: Inputs) -> Obstacles:
     """Checks whether your subnets are in the VPC and the zone, with room for the nodes and a route
-    out.
+    to the Internet.
     """
     own = (*config.fleet.sagemaker.subnets, *filter(None, [inputs.subnet]))
     rows = {str(row["SubnetId"]): row for row in _described(calls, own)}
@@ -229,7 +231,7 @@ def _described(calls: Calls, ids: Iterable[str]) -> Iterator[Row]:
 
 
 def _placed(row: Row, config: Config, inputs: Inputs) -> Obstacles:
-    """Checks a subnet's network and zone, if the stack's zone decides where nodes are."""
+    """Checks a subnet's VPC and zone, if the nodes must be in the stack's zone."""
     name, network, zone = row["SubnetId"], row.get("VpcId"), row.get("AvailabilityZone")
     if inputs.kind.in_zone and network != config.fleet.aws.vpc:
         what = f"{name} is in {network}, not in fleet.aws.vpc {config.fleet.aws.vpc}"
@@ -239,7 +241,7 @@ def _placed(row: Row, config: Config, inputs: Inputs) -> Obstacles:
 
 
 def _roomy(row: Row, config: Config, calls: Calls, inputs: Inputs) -> Obstacles:
-    """Checks whether a subnet has enough addresses for nodes and file system."""
+    """Checks whether a subnet has enough free addresses for the nodes and the file system."""
     each = 1 if inputs.plain == "yes" else addresses(config.fleet.instance_type or "")
     new = len(inputs.slots) - mine(config, calls)
     makes = makes_file_system(config) and not any(
@@ -252,11 +254,13 @@ def _roomy(row: Row, config: Config, calls: Calls, inputs: Inputs) -> Obstacles:
         more = f" and {servers} for the file system" if servers else ""
         needed = f"{new} nodes with {each} addresses each{more}"
         what = f"{row['SubnetId']} has {free} free addresses: too few for {needed}"
-        yield Obstacle(what, "use a larger one")
+        yield Obstacle(what, "use a larger subnet")
 
 
 def _open(row: Row, config: Config, calls: Calls, inputs: Inputs) -> Obstacles:
-    """Checks whether nodes reach the Internet from a subnet: set-up loads drivers and packages."""
+    """Checks whether nodes can reach the Internet from a subnet, to download drivers and
+    packages.
+    """
     what, routes = "", _routes(calls, row)
     leads = [
         route for route in routes if route.get("DestinationCidrBlock") == template_parts.ANYWHERE
@@ -268,7 +272,7 @@ def _open(row: Row, config: Config, calls: Calls, inputs: Inputs) -> Obstacles:
         and all(str(route.get("GatewayId")).startswith("igw-") for route in leads)
         and not _public(config, row, inputs)
     ):
-        what = "reaches the Internet by a gateway, but nodes have no public address there"
+        what = "reaches the Internet through a gateway, but its nodes have no public address"
     if what:
         then = (
             "add a route to a NAT gateway, or use another subnet, unless nodes have their own "
@@ -278,7 +282,7 @@ def _open(row: Row, config: Config, calls: Calls, inputs: Inputs) -> Obstacles:
 
 
 def _routes(calls: Calls, subnet: Row) -> list[Row]:
-    """Returns the routes of the subnet's table, or else of the VPC's main table."""
+    """Returns the routes in the subnet's route table, or else in the VPC's main table."""
     of_vpc = [{"Name": "vpc-id", "Values": [str(subnet.get("VpcId"))]}]
     tables = list(calls.pages("ec2", "DescribeRouteTables", "RouteTables", Filters=of_vpc))
     for key, value in (("SubnetId", subnet.get("SubnetId")), ("Main", True)):
@@ -289,15 +293,15 @@ def _routes(calls: Calls, subnet: Row) -> list[Row]:
 
 
 def _public(config: Config, subnet: Row, inputs: Inputs) -> bool:
-    """Returns whether a node gets a public address. EC2 assigns none to an instance with several
-    network interfaces.
+    """Returns whether a node gets a public address. EC2 assigns no public address to an instance
+    with several network interfaces.
     """
     is_alone = inputs.plain == "yes" or len(interfaces(config.fleet.instance_type or "")) == 1
     return bool(subnet.get("MapPublicIpOnLaunch")) and is_alone and inputs.kind.by_ssh
 
 
 def walls(config: Config, calls: Calls, inputs: Inputs) -> Obstacles:
-    """Checks whether your security groups let nodes reach each other and your file system."""
+    """Checks whether your security groups allow traffic between nodes, and to your file system."""
     groups = set(config.fleet.sagemaker.security_groups)
     for row in _groups(calls, groups):
         for way, key in (("in from", "IpPermissions"), ("out to", "IpPermissionsEgress")):
@@ -316,7 +320,7 @@ def walls(config: Config, calls: Calls, inputs: Inputs) -> Obstacles:
 def _of_file_system(system: str, calls: Calls, subnet: str) -> Obstacles:
     """Checks whether a file system's security groups admit the subnet's addresses.
 
-    No rule can name the nodes' security group, because the group is new.
+    The rules can't name the nodes' security group, because it is new.
     """
     (row,) = calls("fsx", "DescribeFileSystems", FileSystemIds=[system])["FileSystems"]
     card = row["NetworkInterfaceIds"][:1]

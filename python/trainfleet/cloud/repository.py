@@ -1,10 +1,10 @@
 """Names the account's image repository and the tags in it, and removes both.
 
-All configs of an account share one repository, because most run the same image. A config holds an
-image by a tag with the config's name, `<config>.<image>`. ECR deletes an image with its last tag
-(https://docs.aws.amazon.com/AmazonECR/latest/userguide/delete_image.html, read 2026-11-23). So one
-config's `make clean` never removes an image that another config uses. The repository is removed
-with the last image.
+All configs in an account share one repository, because most run the same image. A config holds an
+image by a tag that contains the config's name, `<config>.<image>`. ECR deletes an image along with
+its last tag (https://docs.aws.amazon.com/AmazonECR/latest/userguide/delete_image.html, read
+2026-11-23). So one config's `make clean` never removes an image that another config uses. The
+repository is removed with its last image.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .template_inputs import Inputs, slug
 
 NAME = "trainfleet"
 HOST = re.compile(r"(\d{12})\.dkr\.ecr(?:-fips)?\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?")
-BUILD = "build"  # fleet.container for the image that this program builds and pushes
+BUILD = "build"  # fleet.container value for the image that this program builds and pushes
 GONE = "RepositoryNotFoundException"
 
 
@@ -28,8 +28,8 @@ def held_as(config: str, image: str) -> str:
 
 
 def pulled(config: Config, inputs: Inputs) -> str | None:
-    """Returns the ARN of the repository with the config's image, or None if the image is not in
-    ECR.
+    """Returns the ARN of the repository that contains the config's image, or None if the image is
+    not in ECR.
     """
     image = config.fleet.container
     if image == BUILD:
@@ -46,7 +46,7 @@ def _arn(partition: str, region: str, account: str, name: str) -> str:
 
 
 def holders(calls: Calls) -> Iterator[tuple[str, Row]]:
-    """Yields tag and image for every tag in the repository; nothing without a repository."""
+    """Yields each tag in the repository, with its image. Empty if there is no repository."""
     with passing(GONE):
         named = {"repositoryName": NAME, "filter": {"tagStatus": "TAGGED"}}
         for row in calls.pages("ecr", "DescribeImages", "imageDetails", **named):
@@ -54,7 +54,7 @@ def holders(calls: Calls) -> Iterator[tuple[str, Row]]:
 
 
 def release_image(calls: Calls, tag: str, row: Row) -> object:
-    """Removes a config's tag, and the repository if it has no tagged image left."""
+    """Removes a config's tag, and the repository if no tagged image is left."""
     calls("ecr", "BatchDeleteImage", repositoryName=NAME, imageIds=[{"imageTag": tag}])
     return remove_repository(calls, NAME, row)
 

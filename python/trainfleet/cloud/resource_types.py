@@ -1,9 +1,9 @@
-"""Finds a fleet's resources by tag and removes them one by one, for each kind of kinds.yaml, and of
-scheduler_kinds.yaml for AWS Batch and SageMaker.
+"""Finds a fleet's resources by tag and removes them one by one, for each kind in kinds.yaml and,
+for AWS Batch and SageMaker, in scheduler_kinds.yaml.
 
-Each kind is listed by its own service. The tagging API covers all services, but it does not list
-roles, and it still lists deleted resources. inventory.py uses it for other kinds. Ended jobs of
-Batch are not included: Batch deletes them after a week, and has no request to do so sooner.
+Each kind is listed by its own service. The tagging API covers all services, but it omits roles and
+still lists deleted resources, so inventory.py uses it only for other kinds. Finished Batch jobs are
+not included: Batch deletes them after a week, and has no request to do so sooner.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from .calls import DENIED, Calls, Json, Row, log_streams, passing
 from .cloudformation import CONFIG, OURS, PROJECT
 from .template_inputs import Tags, own_tags, slug
 
-Things = Iterator[tuple[str, Tags, Row]]  # id, tags, and the service's row
+Things = Iterator[tuple[str, Tags, Row]]  # ID, tags, and the service's entry
 Find = Callable[[Calls, str | None], Things]
 Remove = Callable[[Calls, str, Row], object]
-LOCK = "trainfleet:lock"  # the tag of a machine image and its snapshots with their versions
-GONE = {"deleted", "failed", "DELETING", "DELETED"}  # states of listed resources that do not exist
-NAMED = f"{OURS}-"  # prefix of the names of our roles
+LOCK = "trainfleet:lock"  # tag with the versions of a machine image and its snapshots
+# states of listed resources that no longer exist
+GONE = {"deleted", "failed", "DELETING", "DELETED"}
+NAMED = f"{OURS}-"  # name prefix of our roles
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,9 @@ class ResourceKind:
 
 
 def tags_of(listed: Any) -> Tags:
-    """Returns tags as a mapping. Services return an object, or a list with keys in either case."""
+    """Returns tags as a mapping. Services return an object, or a list whose keys may be
+    capitalized.
+    """
     if isinstance(listed, Mapping):
         return {str(key): str(value) for key, value in listed.items()}
     return {
@@ -50,8 +53,8 @@ def tags_of(listed: Any) -> Tags:
 
 
 def is_ours(tags: Mapping[str, str], config: str | None) -> bool:
-    """Returns whether this program created a resource for `config`. A null `config` accepts any
-    config.
+    """Returns whether this program created a resource for `config`, or for any config if that is
+    null.
     """
     return tags.get(PROJECT) == OURS and config in (None, tags.get(CONFIG))
 
@@ -62,8 +65,8 @@ def has_our_tags(row: Row, config: str) -> bool:
 
 
 def is_gone(error: CloudError) -> bool:
-    """Returns whether the error means that a resource no longer exists, such as after it was
-    listed.
+    """Returns whether the error means that a resource no longer exists, for example if it was
+    deleted after being listed.
     """
     return "NotFound" in error.code or error.code in (
         "NoSuchEntity",
@@ -87,7 +90,7 @@ def _role_tags(calls: Calls, name: str) -> Tags:
 
 
 def filters(config: str | None) -> list[Json]:
-    """Returns EC2's filters for our tags."""
+    """Returns EC2 filters for our tags."""
     own = [{"Name": f"tag:{CONFIG}", "Values": [config]}] if config else []
     return [{"Name": f"tag:{PROJECT}", "Values": [OURS]}, *own]
 
@@ -98,7 +101,7 @@ def _instances(calls: Calls, config: str | None) -> Things:
 
 
 def instances(calls: Calls, config: str | None) -> Iterator[Row]:
-    """Yields our instances, except terminated ones, which EC2 lists for an hour."""
+    """Yields our instances, except terminated ones, which EC2 keeps listing for an hour."""
     for reservation in calls.pages(
         "ec2", "DescribeInstances", "Reservations", Filters=filters(config)
     ):
@@ -106,7 +109,7 @@ def instances(calls: Calls, config: str | None) -> Iterator[Row]:
 
 
 def amis(calls: Calls, config: str | None) -> Things:
-    """Yields the baked machine images, also failed ones."""
+    """Yields the baked machine images, including failed ones."""
     for row in calls.pages(
         "ec2", "DescribeImages", "Images", Owners=["self"], Filters=filters(config)
     ):
@@ -123,9 +126,9 @@ def _roles(calls: Calls, config: str | None) -> Things:
 
 
 def _profiles(calls: Calls, config: str | None) -> Things:
-    """Yields instance profiles, which CloudFormation does not tag.
+    """Yields our instance profiles, which CloudFormation does not tag.
 
-    The profile's role determines whether it is ours, or its name if it has no role.
+    A profile is ours if its role is, or if it has no role and the name matches.
     """
     for row in calls.pages("iam", "ListInstanceProfiles", "InstanceProfiles"):
         name = row["InstanceProfileName"]
@@ -139,7 +142,7 @@ def _profiles(calls: Calls, config: str | None) -> Things:
 
 
 def _is_here(calls: Calls, tags: Mapping[str, str]) -> bool:
-    """Returns whether a regionless resource's stack, which its tag names, is in this region."""
+    """Returns whether a global resource belongs to a stack in this region, according to its tag."""
     parts = tags.get("aws:cloudformation:stack-id", "").split(":")
     return len(parts) < 4 or parts[3] == calls.region
 
@@ -165,7 +168,7 @@ def _buckets(calls: Calls, config: str | None) -> Things:
 
 
 def _remove_bucket(calls: Calls, which: str, row: Row) -> object:
-    """Aborts every unfinished upload, deletes every version of every object, then the bucket."""
+    """Aborts unfinished uploads, deletes all object versions, and then deletes the bucket."""
     for upload in list(calls.pages("s3", "ListMultipartUploads", "Uploads", Bucket=which)):
         calls(
             "s3",
@@ -193,7 +196,9 @@ def _some_versions(calls: Calls, bucket: str) -> list[dict[str, str]]:
 
 
 def _images(calls: Calls, config: str | None) -> Things:
-    """Yields the images that the config, or any config, holds in the account's repository."""
+    """Yields the images in the account's repository that the config holds, or that any config holds
+    if `config` is null.
+    """
     for tag, row in repository.holders(calls):
         owner, dot, _ = tag.partition(".")
         if dot and (config is None or owner == slug(config)):
@@ -222,7 +227,7 @@ def _log_groups(calls: Calls, config: str | None) -> Things:
 
 
 def _finder(said: Row) -> Find:
-    """Returns the function that finds the resources of a row in kinds.yaml."""
+    """Returns a function that finds the resources described by a row of kinds.yaml."""
     operation = said["find"]
     key = "Filter" if operation in ("DescribeNatGateways", "DescribeFlowLogs") else "Filters"
 
@@ -255,7 +260,7 @@ def _remover(said: Row) -> Remove:
 
 PARAMETERS = "/trainfleet/"
 LOGS = "/aws/sagemaker/TrainingJobs"  # SageMaker's log group for all training jobs of an account
-JOB = r"[a-z0-9-]+-[0-9a-f]{16}"  # the name of our training jobs
+JOB = r"[a-z0-9-]+-[0-9a-f]{16}"  # name pattern of our training jobs
 ENDED = ("Completed", "Failed", "Stopped")
 BUSY = re.compile(
     r"being modified|in use|[Cc]annot delete|still|relationship|DISABLED", re.IGNORECASE
@@ -265,7 +270,7 @@ BUSY = re.compile(
 def _remove_queue(calls: Calls, which: str, row: Row) -> object:
     """Terminates a queue's jobs, disables the queue and deletes it.
 
-    Each step fails until the one before has ended, so the sweep repeats this function.
+    Each step fails until the previous one has finished, so the sweep repeats this function.
     """
     for status in ("SUBMITTED", "PENDING", "RUNNABLE", "STARTING", "RUNNING"):
         named = {"jobQueue": which, "jobStatus": status}
@@ -275,9 +280,9 @@ def _remove_queue(calls: Calls, which: str, row: Row) -> object:
 
 
 def _take_away(kind: str, calls: Calls, which: str, row: Row) -> object:
-    """Disables and deletes a queue or an environment.
+    """Disables and deletes a job queue or compute environment.
 
-    While Batch refuses because of a change in progress, the sweep repeats this function.
+    Batch refuses while a change is in progress, so the sweep repeats this function.
     """
     named = {kind[0].lower() + kind[1:]: which}
     try:
@@ -302,7 +307,7 @@ def _jobs(calls: Calls, config: str | None) -> Things:
 
 
 def costs(row: Row) -> bool:
-    """Returns whether a training job runs machines or keeps them in its warm pool."""
+    """Returns whether a training job's machines are running, or are kept in its warm pool."""
     return row["TrainingJobStatus"] not in ENDED or _is_warm(row)
 
 
@@ -316,9 +321,9 @@ def _machines(calls: Calls, row: Row) -> Json:
 
 
 def _remove_job(calls: Calls, which: str, row: Row) -> object:
-    """Stops a training job, ends its warm pool, and deletes its log and the job.
+    """Stops a training job, ends its warm pool, and deletes its logs and the job.
 
-    Each step fails until the one before has ended, so the sweep repeats this function.
+    Each step fails until the previous one has finished, so the sweep repeats this function.
     """
     if not costs(row):
         _remove_log(calls, which)
@@ -334,7 +339,7 @@ def _remove_job(calls: Calls, which: str, row: Row) -> object:
 
 
 def _remove_log(calls: Calls, job: str) -> None:
-    """Deletes a job's streams in SageMaker's log group, unless the caller's permissions lack it."""
+    """Deletes a job's streams in SageMaker's log group, if the caller has permission."""
     with passing(*DENIED):
         for stream in log_streams(calls, LOGS, f"{job}/"):
             calls("logs", "DeleteLogStream", logGroupName=LOGS, logStreamName=stream)
@@ -371,7 +376,7 @@ REMOVERS: dict[str, Remove] = {
 
 
 def _kinds(table: str) -> tuple[ResourceKind, ...]:
-    """Returns the kinds of a table, with the functions of FINDERS and REMOVERS if there are any."""
+    """Returns the kinds in a table, with their functions from FINDERS and REMOVERS, if any."""
     return tuple(
         ResourceKind(
             name := said["kind"],

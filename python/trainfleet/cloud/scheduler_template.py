@@ -1,14 +1,15 @@
-"""Makes the CloudFormation template of AWS Batch, SageMaker and ParallelCluster: the resources that
-all their jobs share. The stack has no nodes, because the scheduler makes them.
+"""Builds the CloudFormation templates for AWS Batch, SageMaker and ParallelCluster: the resources
+that all jobs share. The stacks contain no nodes, because the scheduler launches them.
 
-Batch: a network, a compute environment and its queue. The environment's launch template has every
-EFA interface, in one placement group. SageMaker makes machines itself and needs a role. Both: the
-roles of containers, and a log group. ParallelCluster: a network with a private subnet in each of
-fleet.aws.zones and, with several zones, the file system. Job definitions are not part of the stack,
-because a definition names the image. So it is registered with the job (backends/batch_request.py).
+AWS Batch requires a network, a compute environment and its queue. The environment's launch template
+has every EFA interface, in one placement group. SageMaker launches machines itself, and requires a
+role. Both stacks include the container roles and a log group. ParallelCluster requires a network
+with a private subnet in each of fleet.aws.zones and, with several zones, the file system. Job
+definitions are not part of the stack, because they name the image. They are registered with the job
+(backends/batch_request.py).
 
-Tested: every instance type passes cfn-lint and our own rules. Not tested: no stack of it has been
-made in an account.
+Tested: every instance type passes cfn-lint and our own rules. Not tested: creating these stacks in
+an account.
 """
 
 from __future__ import annotations
@@ -46,13 +47,13 @@ from .template_parts import (
 from .template_storage import file_system, logs, makes_file_system
 
 GRACE = 110  # seconds from SIGTERM to SIGKILL, for ranks to save a checkpoint and exit
-TASKS_OWN = 1  # network interfaces that ECS adds on card 0 for a task of a multi-node job
+TASKS_OWN = 1  # network interfaces that ECS adds to card 0 for a task of a multi-node job
 SUBNET = "AWS::EC2::Subnet"
-# Root device, and its least size in GiB: ECS pulls training images, which are large, to it.
+# root device and its minimum size in GiB; ECS pulls training images, which are large, to it
 ROOT, DISK = ("/dev/xvda", 300)
 BOUNDARY = "==TRAINFLEET=="
-# The ECS agent starts when user data has ended, even after an error. The console output keeps these
-# messages after the instance is terminated.
+# The ECS agent starts when user data ends, even after an error, so `refuse` disables it first. The
+# console output keeps these messages after the instance is terminated.
 REFUSE = """refuse() {
   set +e
   trap - ERR
@@ -72,7 +73,7 @@ def render(config: Config, inputs: Inputs, scheduler: str) -> str:
 
 
 def template(config: Config, inputs: Inputs, scheduler: str) -> Json:
-    """Returns the template as data."""
+    """Returns the template as a dict."""
     made = MAKERS[scheduler](config, inputs)
     values: Json = {"In": ref("Zone"), "Made": ref("Created"), "By": ref("Owner")}
     roles = [name for name in ("JobRole", "ExecutionRole") if name in made]
@@ -90,7 +91,7 @@ def template(config: Config, inputs: Inputs, scheduler: str) -> Json:
 
 
 def batch(config: Config, inputs: Inputs) -> Resources:
-    """Builds the resources for AWS Batch's multi-node jobs."""
+    """Builds the resources for AWS Batch multi-node jobs."""
     group = placement(config, inputs)
     return {
         **network(config, inputs), **walls(config, inputs), **logs(config), **together(config),
@@ -104,13 +105,13 @@ def batch(config: Config, inputs: Inputs) -> Resources:
 
 
 def _tokenizing(config: Config, inputs: Inputs) -> Resources:
-    """Builds the launch template, environment and queue for tokenizing."""
+    """Builds the launch template, compute environment and queue for tokenizing."""
     own, name = replace(inputs, image=inputs.tokenizing), tokenizing_queue(config)
     return _queue(tokenizing(config), own, name, None, "Tokenizing")
 
 
 def _queue(config: Config, inputs: Inputs, name: str, group: Any, prefix: str = "") -> Resources:
-    """Builds a launch template with its environment and the queue `name`.
+    """Builds a launch template, its compute environment and the queue `name`.
 
     Source of the image types: docs.aws.amazon.com/batch/latest/userguide/batch-ami-type.html
     """
@@ -131,7 +132,7 @@ def _queue(config: Config, inputs: Inputs, name: str, group: Any, prefix: str = 
 
 
 def sagemaker(config: Config, inputs: Inputs) -> Resources:
-    """Builds the role of SageMaker's training jobs."""
+    """Builds the role and log group for SageMaker training jobs."""
     return {
         **logs(config),
         "JobRole": role(inputs, "sagemaker.amazonaws.com", of_a_training_job(config, inputs)),
@@ -139,8 +140,8 @@ def sagemaker(config: Config, inputs: Inputs) -> Resources:
 
 
 def of_a_training_job(config: Config, inputs: Inputs) -> list[Json]:
-    """Returns the policy statements that a training job's role needs, whether it is the stack's or
-    the user's.
+    """Returns the policy statements that a training job's role needs, whether the role is the
+    stack's or the user's.
     """
     return [
         *statements(config, inputs),
@@ -152,17 +153,17 @@ def of_a_training_job(config: Config, inputs: Inputs) -> list[Json]:
 
 
 def of_a_start(config: Config, inputs: Inputs) -> list[Json]:
-    """Returns the statements that the user's execution role needs, with which ECS starts
-    containers.
+    """Returns the policy statements that the user's execution role needs. ECS uses that role to
+    start containers.
 
-    The stack's role has an AWS managed policy (TASKS) instead of those for image and log.
+    In the stack's role, an AWS managed policy (TASKS) replaces the image and log statements.
     """
     *_, log = statements(config, inputs)
     return [*_reads(config, inputs), *pulls(config, inputs), log]
 
 
 def parallelcluster(config: Config, inputs: Inputs) -> Resources:
-    """Creates a cluster's network. The public subnet assigns the head's public address, because
+    """Builds a cluster's network. Its public subnet assigns the head's public address, because
     ParallelCluster does not.
 
     With several zones, the network includes the file system.
@@ -175,7 +176,7 @@ def parallelcluster(config: Config, inputs: Inputs) -> Resources:
             made |= fixed("another zone", **where)
     if len(zones) < 2 or not makes_file_system(config):
         return made
-    # ParallelCluster creates no file system for subnets in several zones.
+    # ParallelCluster can't create a file system for subnets in several zones
     aws = replace(config.fleet.aws, bastion_type=None, allow_ssh_from=())
     fsx = replace(config.fleet.fsx, s3_export=config.fleet.fsx.s3_export and bool(aws.bucket))
     own = replace(config, fleet=replace(config.fleet, aws=aws, fsx=fsx))
@@ -192,7 +193,7 @@ def _reads(config: Config, inputs: Inputs) -> list[Json]:
 
 
 def _parameters(config: Config, inputs: Inputs) -> Json:
-    """Returns the policy statement for the SSM parameters with the config's secrets
+    """Returns the policy statement for the SSM parameters that contain the config's secrets
     (backends/aws_managed.py).
     """
     store = f"arn:{inputs.partition}:ssm:{inputs.region}:{inputs.account}"
@@ -201,7 +202,7 @@ def _parameters(config: Config, inputs: Inputs) -> Json:
 
 
 def _secrets(config: Config) -> Iterator[Json]:
-    """Yields the policy statement for secrets that the config names by ARN."""
+    """Yields the policy statement for secrets that the config lists by ARN."""
     if arns := sorted({entry.partition("=")[2] for entry in config.fleet.secret_arns}):
         yield allow("secrets", arns)
 
@@ -217,7 +218,7 @@ def _of_sagemaker(config: Config, inputs: Inputs) -> Iterator[Json]:
 
 
 def _data(config: Config, inputs: Inputs, tags: Tags) -> Json:
-    """Builds the launch template's data: every EFA interface, but no subnet, because the
+    """Builds the launch template's data: every EFA interface, but no subnet, because the compute
     environment sets it.
     """
     root = inputs.root if config.fleet.aws.ami else ROOT
@@ -230,8 +231,8 @@ def _data(config: Config, inputs: Inputs, tags: Tags) -> Json:
 
 
 def user_data(config: Config) -> str:
-    """Returns the script that an instance runs before it accepts jobs, as a multipart MIME message
-    to which Batch adds a part.
+    """Returns the script that an instance runs before it accepts jobs. It is a multipart MIME
+    message, because Batch adds a part to it.
     """
     lines = [
         "#!/bin/bash",
@@ -256,7 +257,8 @@ def user_data(config: Config) -> str:
 def _mounting(config: Config) -> list[str]:
     """Returns the commands that mount the file system.
 
-    The mount point is immutable, so no job can write to the instance's disk if the mount fails.
+    The mount point is immutable, so that jobs can't write to the instance's disk if the mount
+    fails.
     """
     fsx, folder = config.fleet.fsx, config.fleet.fsx.mount_point
     if not fsx.dns_name:
@@ -273,7 +275,7 @@ def _mounting(config: Config) -> list[str]:
 
 
 class SchedulerStack(FleetStack):
-    """The stack of `scheduler`: batch, sagemaker or parallelcluster."""
+    """CloudFormation stack for `scheduler`: batch, sagemaker or parallelcluster."""
 
     def __init__(self, config: Config, scheduler: str) -> None:
         super().__init__(config)
@@ -286,7 +288,9 @@ class SchedulerStack(FleetStack):
         return (), (), []
 
     def outputs(self) -> dict[str, str]:
-        """Returns the stack's outputs by name. Raises CloudError if there is no stack."""
+        """Returns the stack's outputs by name. Raises CloudError if the stack is missing or
+        incomplete.
+        """
         state, what = self.stack.look(), "nothing is set up for this config"
         if state is None or not state.whole:
             condition = f"is {state.status}" if state else "does not exist"

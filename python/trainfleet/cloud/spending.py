@@ -1,8 +1,8 @@
-"""Computes the cost of a fleet: an hour of each resource, and a run from set-up to teardown.
+"""Computes a fleet's cost: per hour for each resource, and for a run from setup to teardown.
 
-All AWS backends share the computation. A CostRow is a resource's cost per hour. A BillStage is a
-stage of set-up or teardown for which machines are paid while no training runs. Spending.bill
-combines both for plans and budgets.
+All AWS backends share this computation. A CostRow is a resource's cost per hour. A BillStage is a
+stage of setup or teardown in which machines cost money but no training runs. Spending.bill combines
+both for plans and budgets.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ UNLIMITED = (STAGES["until clean"],), math.inf
 
 @dataclass(frozen=True)
 class CostRow:
-    """The cost of one resource: count, description, US dollars an hour for all of them (None:
-    unknown), and the source of the price.
+    """The cost of one resource: count, description, total US dollars per hour (None: unknown), and
+    the source of the price.
 
-    `shared`: it is also paid for while there are no nodes.
+    `shared`: whether it also costs money while there are no nodes.
     """
 
     name: str
@@ -47,7 +47,7 @@ class CostRow:
 class Spending:
     """The cost of a backend's machines: per hour, and by stage before and after training.
 
-    `lingers`: hours for which nodes are paid after a launch has ended.
+    `lingers`: hours that nodes are still billed after a launch has ended.
     """
 
     rows: tuple[CostRow, ...]
@@ -65,7 +65,7 @@ class Spending:
 
 
 def of_ec2(config: Config, prices: Prices | None = None, zone: str = "") -> Spending:
-    """Prices a stack of EC2 instances, which are paid for from their creation."""
+    """Prices a stack of EC2 instances, which are billed from their creation."""
     fleet, kind, first = config.fleet, config.fleet.node_type, builds_first(config)
     before = {
         "file system": has_file_system(config),
@@ -83,7 +83,9 @@ def of_ec2(config: Config, prices: Prices | None = None, zone: str = "") -> Spen
 
 
 def of_batch(config: Config, prices: Prices) -> Spending:
-    """Prices AWS Batch, which starts machines for a job and ends them minutes after it."""
+    """Prices AWS Batch, which launches machines for a job and terminates them minutes after it
+    ends.
+    """
     rows = list(_batch_nodes(config, prices))
     before, idle = ["boot", "image", "start"], STAGES["idle"]
     if not config.fleet.batch.queue:
@@ -94,7 +96,7 @@ def of_batch(config: Config, prices: Prices) -> Spending:
 
 
 def of_tokenizing(config: Config, prices: Prices) -> list[str]:
-    """Returns a plan's lines with the price of data.tokenize_instance_type and of the fleet."""
+    """Returns plan lines that compare the price of data.tokenize_instance_type with the fleet's."""
     if config.data.tokenize_instance_type is None:
         return []
     cheap, own = (hourly(_batch_nodes(one, prices)) for one in (tokenizing(config), config))
@@ -106,9 +108,9 @@ def of_tokenizing(config: Config, prices: Prices) -> list[str]:
 
 
 def of_sagemaker(config: Config, prices: Prices, volume: int) -> Spending:
-    """Prices SageMaker, which charges from the start of the image's download, and for a warm pool.
+    """Prices SageMaker, which bills from the start of the image download, and for a warm pool.
 
-    `volume`: GiB of disk per node.
+    `volume`: disk size per node, in GiB.
     """
     fleet, count = config.fleet, config.fleet.nodes
     each = prices.training(fleet.instance_type or "", bool(fleet.sagemaker.training_plan))
@@ -125,9 +127,10 @@ def of_sagemaker(config: Config, prices: Prices, volume: int) -> Spending:
 def of_cluster(
     config: Config, prices: Prices, queue: Queue, others: Sequence[Queue], machine: tuple[str, int]
 ) -> Spending:
-    """Prices ParallelCluster, which starts the nodes of the job's queue and ends idle ones.
+    """Prices ParallelCluster, which launches the nodes of the job's queue and terminates idle ones.
 
-    `others`: queues that may keep nodes. `machine`: the head's type, and GiB of its disk.
+    `others`: queues that may keep nodes running. `machine`: the head's instance type, and its disk
+    in GiB.
     """
     static = queue.min > 0  # the job's nodes always run
     made = ["cluster"] if config.fleet.python else ["cluster", "python"]
@@ -144,7 +147,7 @@ def hourly(found: Iterable[CostRow]) -> float | None:
 
 
 def deployment(fsx: Fsx) -> str:
-    """Returns the file system's deployment type as prices.yaml names it."""
+    """Returns the file system's deployment type, as spelled in prices.yaml."""
     return "SCRATCH_2" if fsx.type == "scratch" else f"PERSISTENT_2-{fsx.throughput}"
 
 
@@ -187,7 +190,7 @@ def _cluster_rows(
 
 
 def _idle(config: Config) -> tuple[tuple[BillStage, ...], float]:
-    """Returns the stages after training, and the hours for which idle nodes are paid."""
+    """Returns the stages after training, and the hours for which idle nodes are billed."""
     minutes = config.fleet.idle_minutes
     if minutes is None:
         return UNLIMITED
@@ -213,7 +216,7 @@ def file_system(fsx: Fsx) -> CostRow:
 
 
 def head(name: str, size: int, prices: Prices) -> CostRow:
-    """Returns the head's cost row. `size`: GiB of its disk."""
+    """Returns the head's cost row. `size`: its disk in GiB."""
     price, disk = prices.instance(name), of("volume", "gp3", size) or 0.0
     return CostRow("head", 1, name, None if price.usd is None else price.usd + disk, price.source)
 
@@ -227,8 +230,8 @@ def network(config: Config, addresses: int) -> Iterator[CostRow]:
 
 
 def describe(found: Iterable[CostRow], hours: float | None) -> Iterator[str]:
-    """Yields the hourly table of `make plan`: each resource, their sum, the run's hours, and the
-    prices' sources.
+    """Yields the hourly cost table of `make plan`: each resource, the total, the run's hours, and
+    the price sources.
     """
     found = list(found)
     width, whole = max(len(row.name) for row in found), hourly(found)
@@ -253,8 +256,8 @@ def _length(hours: float) -> str:
 
 
 def describe_whole(bill: Bill | None, nodes: int, hours: float | None) -> Iterator[str]:
-    """Yields the second table of `make plan`: the cost of each stage from set-up to teardown, and
-    the source of its length.
+    """Yields the second cost table of `make plan`: the cost of each stage from setup to teardown,
+    and the source of its duration.
     """
     if bill is None:
         return

@@ -1,8 +1,8 @@
-"""Creates, counts, replaces and removes the machines of a config's stack.
+"""Creates, counts, replaces and removes the machines in a config's stack.
 
-This module keeps no state: it reads the nodes from AWS each time, by tag. A node's logical id in
-the stack, `Node<slot>`, is a tag of its instance. To replace a bad instance, an update removes its
-slot and adds a new one; all other nodes stay.
+This module keeps no state: it reads the nodes from AWS each time, by tag. An instance's tag names
+its logical ID in the stack, `Node<slot>`. To replace a bad instance, an update removes its slot and
+adds a new one; all other nodes stay.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from .template_inputs import Inputs, stack_name, tags_of
 
 Slots = tuple[int, ...]
 LOGICAL = "aws:cloudformation:logical-id"
-UP_IN = 900.0  # timeout in seconds for an instance to run and to have its host key
-AGAIN = 5.0  # seconds between two polls
-# Seconds before a capacity block's end when EC2 begins to end its instances. Source: EC2 user
-# guide, "Capacity Blocks for ML".
+UP_IN = 900.0  # timeout in seconds for an instance to start and provide its host key
+AGAIN = 5.0  # seconds between polls
+# Seconds before a capacity block's end at which EC2 starts terminating its instances. Source: EC2
+# user guide, "Capacity Blocks for ML".
 BLOCK_ENDS = 1800.0
 BUILDER_SLOT = -1
 GOOD = ("pending", "running", "stopping", "stopped")
@@ -54,8 +54,8 @@ BROKEN = (
 
 @dataclass(frozen=True)
 class StackNode:
-    """One of our instances: slot (None: the head; BUILDER_SLOT: the machine that builds the Python
-    environment), ID, state, zone and addresses.
+    """One instance in the stack. `slot`: None for the head, BUILDER_SLOT for the machine that
+    builds the Python environment.
     """
 
     slot: int | None
@@ -68,11 +68,11 @@ class StackNode:
 
 @dataclass(frozen=True)
 class Foreseen:
-    """The prediction of a plan: inputs, templates, and the first requests of `make`.
+    """The predicted result of `make`: inputs, templates, and the first requests.
 
-    `before`: the stack's present template, {} without a stack. `after`: its next template.
-    `requests`: service, operation and body. `unasked`: why no account was asked; the inputs are
-    then placeholders.
+    `before`: the stack's current template, or {} without a stack. `after`: its next template.
+    `requests`: service, operation and body. `unasked`: why the account was not queried, in which
+    case the inputs are placeholders.
     """
 
     inputs: Inputs
@@ -95,7 +95,7 @@ class FleetStack:
     def __init__(self, config: Config) -> None:
         self.config, self.calls = config, Calls(region_of(config))
         self.stack = CloudFormationStack(self.calls, stack_name(config), config.fleet_name)
-        self.troubles: dict[str, str] = {}  # id → why it could not be removed
+        self.troubles: dict[str, str] = {}  # resource ID → why it could not be removed
 
     # Existing resources
 
@@ -121,7 +121,7 @@ class FleetStack:
         return [node for node in self.everyone() if node.state == "running"]
 
     def nodes(self) -> list[StackNode]:
-        """Returns the running nodes by slot, which is the rank order."""
+        """Returns the running nodes by slot, which is also the rank order."""
         return [node for node in self._running() if node.slot not in OTHERS.values()]
 
     def builder(self) -> list[StackNode]:
@@ -140,7 +140,9 @@ class FleetStack:
         return next((node for node in self._running() if node.slot is None), None)
 
     def mount(self) -> tuple[str, str] | None:
-        """Returns the file system's DNS and mount names (fleet.fsx). None without a file system."""
+        """Returns the file system's DNS and mount names (fleet.fsx), or None without a file
+        system.
+        """
         for row in self.calls.pages("fsx", "DescribeFileSystems", "FileSystems"):
             is_usable = row["Lifecycle"] == "AVAILABLE"
             if is_usable and has_our_tags(row, self.config.fleet_name):
@@ -148,7 +150,7 @@ class FleetStack:
         return None
 
     def ends(self) -> float | None:
-        """Returns when EC2 starts to terminate the capacity block's instances, or None without a
+        """Returns when EC2 starts terminating the capacity block's instances, or None without a
         block.
         """
         named = self.config.fleet.aws.reservation
@@ -165,7 +167,7 @@ class FleetStack:
         return template.render(self.config, inputs)
 
     def check(self, inputs: Inputs) -> None:
-        """Raises ConfigError or CloudError with all obstacles to making the stack."""
+        """Raises a ConfigError or CloudError listing all obstacles to creating the stack."""
         checks.require(self.config, self.calls, inputs)
 
     # Creation
@@ -182,9 +184,7 @@ class FleetStack:
             self._change(state, bad, show, say)
 
     def foresee(self, bad: Collection[str]) -> Foreseen:
-        """Predicts the first requests of `make`, and returns them with the stack's current and next
-        template.
-        """
+        """Predicts the first requests of `make`, with the stack's current and next templates."""
         try:
             state = self.stack.look()
         except NotAsked as error:
@@ -209,16 +209,15 @@ class FleetStack:
         return Foreseen(inputs, {}, json.loads(text), requests, unasked)
 
     def _beginning(self, inputs: Inputs) -> Inputs:
-        """Returns the inputs of the stack's creation. Nodes follow in an update, if a cheap machine
-        first builds their Python environment.
+        """Returns the inputs for creating the stack. If a cheap machine first builds the Python
+        environment, a later update adds the nodes.
         """
         first = not self.scheduler and builds_first(self.config)
         return replace(inputs, slots=(), builds=True) if first else inputs
 
     def _at_rest(self, show: Show, say: Say) -> StackState | None:
-        """Waits until no change is in progress. Returns the stack, or None if it must be created.
-
-        Deletes a stack whose creation has failed.
+        """Waits until no change is in progress, and deletes a stack whose creation failed. Returns
+        the stack, or None if it must be created.
         """
         state = self.stack.look()
         if state and state.busy:
@@ -279,8 +278,8 @@ class FleetStack:
             self.calls("ec2", "StartInstances", InstanceIds=stopped)
 
     def _fill(self, inputs: Inputs, slots: Slots, show: Show, say: Say) -> None:
-        """Creates the first nodes of a stack, or begins the stack again in the next zone if this
-        one lacks capacity.
+        """Creates a stack's first nodes. If the zone lacks capacity, starts over in the next
+        zone.
         """
         try:
             self._update(inputs, slots, show, say)
@@ -294,8 +293,8 @@ class FleetStack:
             self._create(rest, show, say)
 
     def _leave(self, say: Say) -> None:
-        """Removes a stack that never had nodes, and its file system, which has only the Python
-        environment.
+        """Removes a stack that never had nodes. Its file system is also removed, because it
+        contains only the Python environment.
         """
         made, kinds = set(self.stack.resources().values()), ("file system", "association")
         sweep = Sweep(self.calls, self.stack, say)
@@ -325,7 +324,9 @@ class FleetStack:
             raise explain(failed, what, self.where)
 
     def inputs(self, state: StackState, slots: Slots) -> Inputs:
-        """Returns the inputs of an update: facts of the account, and the stack's parameters."""
+        """Returns the inputs for an update: account details, and the existing stack's
+        parameters.
+        """
         zone = (
             state.parameters.get("Zone")
             or state.outputs.get("In")
@@ -342,7 +343,7 @@ class FleetStack:
         return replace(inputs, scheduler=self.scheduler, plain="yes" if alone else "no")
 
     def _slots(self) -> Slots:
-        """Returns the stack's slots, also those without an instance."""
+        """Returns the stack's slots, including those without an instance."""
         found = (re.fullmatch(rf"{NODE}([0-9]{{1,6}})", name) for name in self.stack.resources())
         return tuple(sorted(int(match[1]) for match in found if match))
 
@@ -351,15 +352,15 @@ class FleetStack:
         return f"cloudformation in {self.calls.region}"
 
     def await_nodes(self, builder: bool = False) -> list[StackNode]:
-        """Waits until all of the config's nodes are running, or the machine that builds the Python
-        environment. Raises CloudError on timeout.
+        """Waits until all of the config's nodes are running or, with `builder`, the machine that
+        builds the Python environment. Raises CloudError on timeout.
         """
         deadline = clock.now() + UP_IN
         count, find = (1, self.builder) if builder else (self.config.fleet.nodes, self.nodes)
         while len(nodes := find()) < count:
             if clock.now() > deadline:
                 others = [node for node in self.everyone() if node.state != "running"]
-                what = f"{len(nodes)} of {count} nodes run after {UP_IN:.0f} s"
+                what = f"{len(nodes)} of {count} nodes are running after {UP_IN:.0f} s"
                 why = ", ".join(f"{node.id} is {node.state}" for node in others)
                 where = f"ec2 in {self.calls.region}"
                 raise CloudError(what, where=where, why=why, next="run make setup again")
@@ -369,7 +370,9 @@ class FleetStack:
     # Removal
 
     def remove(self, purge: bool, say: Say) -> set[str]:
-        """Removes all resources, but data only with `purge`. Returns the IDs that stay."""
+        """Removes all resources. Those that hold data are removed only with `purge`. Returns the
+        IDs of the remaining resources.
+        """
         sweep = Sweep(self.calls, self.stack, say)
         self.troubles = sweep.troubles
         sweep.end_instances()
@@ -390,7 +393,9 @@ class FleetStack:
         return stay
 
     def _reduce(self, say: Say) -> bool:
-        """Reduces the stack to its data and their network. Returns whether it succeeded."""
+        """Reduces the stack to the resources that hold data, and their network. Returns whether it
+        succeeded.
+        """
         try:
             state = self.stack.look()
             if state and state.busy:
@@ -405,13 +410,13 @@ class FleetStack:
         return True
 
     def left(self) -> list[OwnedResource]:
-        """Returns this config's resources after two listings have agreed."""
+        """Returns this config's remaining resources, once two listings agree."""
         return surely(self.calls, self.config.fleet_name)
 
 
 def next_slots(there: Iterable[int], keep: Iterable[int], count: int) -> Slots:
-    """Returns the slots of a fleet of `count` nodes: the first of those to keep, then new ones
-    after all existing ones.
+    """Returns the slots for a fleet of `count` nodes: up to `count` of the slots to keep, then new
+    ones above all existing slots.
     """
     there = sorted(there)
     wanted = sorted(set(keep) & set(there))[:count]

@@ -1,16 +1,16 @@
-"""Makes the CloudFormation template of a fleet from the config and the account's facts.
+"""Builds a fleet's CloudFormation template from the config and account details.
 
-Resources by logical id: Node<slot>, the nodes, from the launch template Template in the group
-Together; Wall, their security group; Vpc, PrivateSubnet, PublicSubnet, Nat: the network;
-FileSystem, Bucket, Log; NodeRole; Head. Values that must not change while nodes live, because a new
-value would replace them, are parameters of the stack: `read_back` passes them to an update.
+Resources by logical ID: Node<slot>, the nodes, from the launch template Template in the placement
+group Together; Wall, their security group; Vpc, PrivateSubnet, PublicSubnet, Nat: the network;
+FileSystem, Bucket, Log; NodeRole; Head. Values that must stay the same while nodes exist, because a
+change would replace the nodes, are stack parameters. `read_back` passes them to an update.
 
-Each node is a separate AWS::EC2::Instance, so a stack update adds and removes single nodes without
-changing the others. CreateFleet may mix instance types, and an Auto Scaling group replaces nodes at
-once. But a job needs one type and all its nodes, and replaces a node only after a verdict.
+Each node is a separate AWS::EC2::Instance, so a stack update can add or remove single nodes without
+changing the others. CreateFleet may mix instance types, and an Auto Scaling group replaces nodes
+immediately. But a job requires a single type, and replaces a node only after a verdict.
 
 Tested: every instance type and kind of capacity passes cfn-lint and our own rules (tests/oracles).
-Not tested: no stack of it has been made in an account of AWS.
+Not tested: creating this stack in an AWS account.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from .template_parts import (
 )
 from .template_storage import bucket, file_system, has_file_system, logs, makes_file_system
 
-MOST_BYTES = 51_200  # of a template in a request. Source: CloudFormation quotas
+MOST_BYTES = 51_200  # maximum size of a template in a request. Source: CloudFormation quotas
 UNTAGGED = {kind for kind, row in TEMPLATE_TYPES.items() if not row.get("tagged", True)}
-# the stack's parameters, and the fields of Inputs with their values
+# stack parameters, and the fields of Inputs that contain their values
 FIXED = {
     "Image": "image",
     "HeadImage": "head_image",
@@ -70,7 +70,7 @@ def render(config: Config, inputs: Inputs) -> str:
 
 
 def template(config: Config, inputs: Inputs) -> Json:
-    """Returns the template as data."""
+    """Returns the template as a dict."""
     made = resources(config, inputs, tags_of(config, inputs))
     about = f"trainfleet {config.fleet_name}: {len(inputs.slots)} x {config.fleet.instance_type}"
     return assemble(config, inputs, made, outputs(config, inputs, made), about)
@@ -99,7 +99,7 @@ def assemble(config: Config, inputs: Inputs, made: Resources, outputs: Json, abo
 
 
 def resources(config: Config, inputs: Inputs, tags: Tags) -> Resources:
-    """Returns all resources. With `inputs.kept`, returns only those that hold data, and their
+    """Returns all resources or, if `inputs.kept` is set, only those that hold data, and their
     network.
     """
     kept = bucket(config, inputs) | file_system(config, inputs)
@@ -111,7 +111,7 @@ def resources(config: Config, inputs: Inputs, tags: Tags) -> Resources:
 
 
 def outputs(config: Config, inputs: Inputs, made: Resources) -> Json:
-    """Returns the stack's outputs: names and addresses that exist only after creation."""
+    """Returns the stack's outputs: names and addresses that are known only after creation."""
     values: Json = {
         "BucketName": bucket_of(config, inputs),
         **fixed("outputs"),
@@ -133,7 +133,7 @@ def read_back(inputs: Inputs, parameters: Mapping[str, str]) -> Inputs:
     """Returns the inputs with the values of the existing stack's parameters."""
     fixed: Json = {field: parameters[name] for name, field in FIXED.items() if name in parameters}
     if "Image" in parameters:
-        # In older stacks, nodes and head have the same image.
+        # in stacks from older versions, the nodes and the head have the same image
         fixed.setdefault("head_image", parameters["Image"])
     if inputs.plain == "no":  # several nodes need EFA
         fixed.pop("plain", None)
@@ -142,8 +142,8 @@ def read_back(inputs: Inputs, parameters: Mapping[str, str]) -> Inputs:
 
 @dataclass(frozen=True)
 class Interface:
-    """A network interface in a launch template. `kind`: interface (no EFA), efa (EFA and an
-    address), or efa-only (no address).
+    """A network interface in a launch template. `kind`: interface (no EFA), efa (EFA and an IP
+    address), or efa-only (no IP address).
     """
 
     card: int
@@ -155,11 +155,11 @@ PLAIN = (Interface(0, 0, "interface"),)  # the interface of a single node
 
 
 def interfaces(name: str, tasks: int = 0) -> tuple[Interface, ...]:
-    """Returns the interfaces that give a node all its EFA devices, the primary one first.
+    """Returns the interfaces that provide all of a node's EFA devices, the primary one first.
 
-    `tasks`: interfaces that are attached to card 0 later, such as by ECS for a container. If the
-    card has no slots for them, the primary interface has both EFA and the address, as in AWS's
-    template for P5 on Batch.
+    `tasks`: interfaces that are attached to card 0 later, for example by ECS for a container. If
+    the card has no slots for them, the primary interface has both EFA and the IP address, as in
+    AWS's template for P5 on Batch.
     """
     row = node_types.INSTANCE_TYPES[name]
     if row.efa_only and row.first_efa == 0 and 2 + tasks > row.slots:
@@ -202,8 +202,8 @@ QUOTAS = {
 def quota_of(name: str, capacity: str) -> Quota | None:
     """Returns the vCPU quota that running nodes of a type count against.
 
-    None for a capacity block, which has a separate quota when it is bought, and if the quota's code
-    is unknown.
+    Returns None if the quota's code is unknown, and for a capacity block, which counts against a
+    separate quota when it is bought.
     """
     row = node_types.INSTANCE_TYPES[name]
     if capacity == "block":
@@ -215,14 +215,14 @@ def quota_of(name: str, capacity: str) -> Quota | None:
 
 SCRIPTS = ROOT / "scripts"
 PAIR = "KeyPair"
-HEAD_GIB = 100  # GiB of the head's disk
-NODE = "Node"  # prefix of a node's logical id
-# Logical id and type of the machine that builds the Python environment before the nodes exist
+HEAD_GIB = 100  # the head's disk, in GiB
+NODE = "Node"  # prefix of a node's logical ID
+# logical ID and type of the machine that builds the Python environment before the nodes exist
 BUILDER, BUILDER_TYPE, BUILDER_VCPUS = "Builder", "c7i.xlarge", 4
 
 
 def capacity_of(config: Config) -> str:
-    """Returns the kind of capacity. fleet.spot is the same as fleet.aws.capacity spot."""
+    """Returns the kind of capacity. fleet.spot is equivalent to `fleet.aws.capacity: spot`."""
     aws = config.fleet.aws
     return "spot" if config.fleet.spot and aws.capacity == "on-demand" else aws.capacity
 
@@ -237,7 +237,8 @@ def machines(config: Config, inputs: Inputs, tags: Tags) -> Resources:
             "AWS::EC2::KeyPair", KeyName=name, PublicKeyMaterial=ref("PublicKey")
         )
     found["Template"] = _template(_node_data(config, inputs, tags), tags)
-    if makes_file_system(config):  # takes ten minutes, during which nodes would cost money
+    # creating it takes ten minutes, during which nodes would cost money
+    if makes_file_system(config):
         found["Template"]["DependsOn"] = "FileSystem"
     found |= {f"{NODE}{slot}": _node(config, slot) for slot in inputs.slots}
     found |= _builder(config, inputs, tags) if inputs.builds else {}
@@ -245,16 +246,17 @@ def machines(config: Config, inputs: Inputs, tags: Tags) -> Resources:
 
 
 def builds_first(config: Config) -> bool:
-    """Returns whether a cheap machine builds the Python environment before the nodes exist. It
-    needs a file system that outlives the machine, and pays only for nodes with accelerators.
+    """Returns whether a cheap machine builds the Python environment before the nodes exist. This
+    requires a file system that outlives the machine, and saves money only if nodes have
+    accelerators.
     """
     row = node_types.instance(config.fleet.instance_type)
     return bool(row and row.accelerator and has_file_system(config) and not config.fleet.python)
 
 
 def _builder(config: Config, inputs: Inputs, tags: Tags) -> Resources:
-    """Creates the machine that builds the Python environment. It boots the nodes' image, because
-    the environment must fit their Python.
+    """Defines the machine that builds the Python environment. It boots the nodes' image, because
+    the environment must match their Python.
     """
     aws = replace(config.fleet.aws, capacity="on-demand", reservation=None)
     fleet = replace(config.fleet, instance_type=BUILDER_TYPE, spot=False, aws=aws)
@@ -264,7 +266,9 @@ def _builder(config: Config, inputs: Inputs, tags: Tags) -> Resources:
 
 
 def together(config: Config) -> Resources:
-    """Builds the placement group, or {} for reserved machines, which their reservation places."""
+    """Builds the placement group. Returns {} for reserved machines, which the reservation
+    places.
+    """
     is_made = capacity_of(config) in ("on-demand", "spot")
     return {"Together": resource("AWS::EC2::PlacementGroup", Strategy="cluster")} if is_made else {}
 
@@ -295,7 +299,7 @@ def _node_data(config: Config, inputs: Inputs, tags: Tags) -> Json:
 
 
 def attached(cards: Iterable[Interface], **more: Any) -> list[Json]:
-    """Returns interfaces of the nodes' security group in a launch template's words."""
+    """Returns launch template entries for these interfaces, with the nodes' security group."""
     return [
         {
             "NetworkCardIndex": card.card,
@@ -310,7 +314,7 @@ def attached(cards: Iterable[Interface], **more: Any) -> list[Json]:
 
 
 def reserved(config: Config) -> Json:
-    """Returns the launch template's keys for a reservation or capacity block, or {} without one."""
+    """Returns the launch template keys for a reservation or capacity block, or {} without one."""
     capacity = capacity_of(config)
     if capacity not in ("reservation", "block"):
         return {}
@@ -319,7 +323,7 @@ def reserved(config: Config) -> Json:
 
 
 def _common(config: Config, inputs: Inputs, tags: Tags, kind: str, volume: int, part: str) -> Json:
-    """Returns the common launch template data of nodes and head. `part`: Node or Head."""
+    """Returns the launch template data that nodes and head share. `part`: Node or Head."""
     image = "HeadImage" if part == "Head" else "Image"
     data = fixed("machine", IMAGE=image, KIND=kind, PROFILE=f"{part}Profile")
     data |= hardened(ref("Root"), volume, tags)
@@ -329,7 +333,7 @@ def _common(config: Config, inputs: Inputs, tags: Tags, kind: str, volume: int, 
 
 
 def hardened(root: Any, volume: int, tags: Tags) -> Json:
-    """Returns the security settings and tags of every launch template."""
+    """Returns the security settings and tags that all launch templates share."""
     return fixed("hardened", ROOT=root, SIZE=volume, TAGS=pairs(tags))
 
 
@@ -338,14 +342,14 @@ def _template(data: Json, tags: Tags) -> Resource:
 
 
 def _head(config: Config, inputs: Inputs, tags: Tags) -> Resources:
-    """Builds the head, a machine with a public address through which SSH reaches the nodes."""
+    """Builds the head: a machine with a public address, through which SSH reaches the nodes."""
     data = _common(config, inputs, tags, config.fleet.aws.bastion_type or "", HEAD_GIB, "Head")
     data |= fixed("public")
     return {"HeadTemplate": _template(data, tags)} | fixed("head", FLEET=config.fleet_name)
 
 
 def user_data(config: Config) -> str:
-    """Returns the first-boot script of a node, which only starts the dead man's timer.
+    """Returns a node's first-boot script, which only starts the dead man's timer.
 
     `make setup` does the rest, because it can check and retry each step.
     """

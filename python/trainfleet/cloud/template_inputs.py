@@ -1,4 +1,4 @@
-"""Defines the inputs of a template besides the config, and the names and tags of its resources."""
+"""Defines a template's inputs other than the config, and the names and tags of its resources."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from ..config.tables import read_table
 
 PROJECT = "trainfleet"
 Tags = dict[str, str]
-TAG = f"{PROJECT}:"  # prefix of the keys of our tags
-LONGEST, LONGEST_WITH_DATABASE = 60, 40  # characters of a cluster's name
-MOST_SLUG = 20  # characters of the config's name in a bucket's name, which has at most 63
+TAG = f"{PROJECT}:"  # prefix of our tags' keys
+LONGEST, LONGEST_WITH_DATABASE = 60, 40  # maximum characters in a cluster's name
+MOST_SLUG = 20  # maximum characters of the config's name in a bucket name, which is limited to 63
 TEMPLATE_TYPES = read_table(Path(__file__).with_name("template_types.yaml"))
 
 
 @dataclass(frozen=True)
 class Scheduler:
-    """A kind of scheduler, which makes a config's nodes and runs jobs on them.
+    """A type of scheduler, which launches a config's nodes and runs jobs on them.
 
     in_account  whether the nodes are EC2 instances in the user's account.
     in_zone     whether the nodes are in the stack's availability zone.
-    by_ssh      whether SSH reaches the nodes or their head; if so, nodes mount the stack's FSx.
+    by_ssh      whether the nodes or their head are reachable over SSH; if so, the nodes can also
+                mount the stack's FSx.
     image       key of the nodes' machine image in docker/platforms.lock.yaml.
     services    AWS services that require a service-linked role in the account.
     """
@@ -39,7 +40,7 @@ class Scheduler:
 
 
 SCHEDULERS = {
-    "": Scheduler(image="ami"),  # none: instances of the stack, over SSH
+    "": Scheduler(image="ami"),  # no scheduler: the stack's instances, over SSH
     "batch": Scheduler(by_ssh=False, image="ecs", services=("batch.amazonaws.com",)),
     "parallelcluster": Scheduler(in_zone=False),
     "sagemaker": Scheduler(in_account=False, in_zone=False, by_ssh=False),
@@ -48,23 +49,23 @@ SCHEDULERS = {
 
 @dataclass(frozen=True)
 class Inputs:
-    """Facts of the account that the template needs.
+    """Account details that the template needs.
 
-    account, owner     the account's number, and the identity that makes the stack
-    zone               the zone of all resources; `subnet`: the user's own subnet there
+    account, owner     account number, and the identity that creates the stack
+    zone               zone of all resources; `subnet`: the user's own subnet in that zone
     image, root        the nodes' machine image and its root device. An update keeps the stack's
-                       values, because others would replace every node
-    head_image         the head's machine image, never the one baked from a node
-    created            when the stack was first made, ISO 8601 in UTC; an update keeps it, too
-    slots              the slots of the nodes, `Node<slot>`. An update leaves nodes in remaining
-                       slots unchanged; another slot makes a new node
-    public_key         OpenSSH's line of the key pair to make; "" if the config names a key pair
+                       values, because different ones would replace every node
+    head_image         the head's machine image, never one baked from a node
+    created            when the stack was first created (ISO 8601, UTC); an update keeps it, too
+    slots              slots of the nodes, `Node<slot>`. An update leaves the nodes in existing
+                       slots unchanged, and creates a node for each new slot
+    public_key         OpenSSH public key for the key pair to create; "" if the config names one
     group              the reservation's placement group, if any
-    has_bucket         whether an earlier `make clean` kept the bucket that the stack would make
-    plain              yes: the one node has one network interface and no placement group. A stack
+    has_bucket         whether an earlier `make clean` kept the bucket that the stack would create
+    plain              yes: the only node has one network interface and no placement group. A stack
                        with EFA keeps it, because another launch template would replace the node
     scheduler          a key of SCHEDULERS
-    tokenizing         the machine image of data.tokenize_instance_type, if it is set
+    tokenizing         the machine image for data.tokenize_instance_type, if that is set
     kept               whether to keep only resources that hold data, and their network
     builds             whether the stack has a cheap machine that builds the Python environment
     """
@@ -100,7 +101,7 @@ def stack_name(config: Config) -> str:
 
 
 def cluster_name(config: Config) -> str:
-    """Returns the name of the cluster that ParallelCluster makes."""
+    """Returns the name of the cluster that ParallelCluster creates."""
     wanted = config.fleet.slurm.parallelcluster
     if wanted.name:
         return wanted.name
@@ -110,15 +111,15 @@ def cluster_name(config: Config) -> str:
 
 
 def tokenizing_queue(config: Config) -> str:
-    """Returns the queue for data.tokenize_instance_type. The underscore prevents a clash with any
-    stack's name.
+    """Returns the job queue for data.tokenize_instance_type. The underscore prevents a clash with
+    stack names.
     """
     return f"{stack_name(config)}_tokenize"
 
 
 def slug(name: str, most: int = 100) -> str:
-    """Returns a config's name in lowercase letters, digits and single hyphens. If characters are
-    lost, a hash of the full name follows.
+    """Returns a config's name in lowercase letters, digits and single hyphens. A hash of the full
+    name is appended if characters were lost.
     """
     plain = re.sub(r"[^a-z0-9]+", "-", name).strip("-")
     if plain == name and len(plain) <= most:
@@ -128,23 +129,23 @@ def slug(name: str, most: int = 100) -> str:
 
 
 def bucket_of(config: Config, inputs: Inputs) -> str:
-    """Returns the bucket for data and checkpoints: the user's, or one with a unique name."""
+    """Returns the bucket for data and checkpoints: the user's, or a uniquely named one."""
     name = f"{PROJECT}-{slug(config.fleet_name, MOST_SLUG)}-{inputs.account}-{inputs.region}"
     return config.fleet.aws.bucket or name
 
 
 def own_tags(config: str) -> Tags:
-    """Returns the tags by which a config's resources and jobs are found."""
+    """Returns the tags that identify a config's resources and jobs."""
     return {f"{TAG}project": PROJECT, f"{TAG}config": config}
 
 
 def pairs(tags: Mapping[str, str]) -> list[dict[str, str]]:
-    """Returns tags as a list of Key/Value objects, the format of most services."""
+    """Returns tags as a list of Key/Value objects, the format that most services use."""
     return [{"Key": key, "Value": value} for key, value in tags.items()]
 
 
 def tags_of(config: Config, inputs: Inputs) -> Tags:
-    """Returns the tags of every resource of the stack."""
+    """Returns the tags for every resource in the stack."""
     hours, expires = config.fleet.max_lifetime_hours, "never"
     if hours is not None:
         end = datetime.fromisoformat(inputs.created) + timedelta(hours=hours)
@@ -160,5 +161,5 @@ def tags_of(config: Config, inputs: Inputs) -> Tags:
 
 
 def _fit(value: str) -> str:
-    """Returns a tag value limited to the characters and length that every service accepts."""
+    """Returns a tag value restricted to the characters and length that every service accepts."""
     return re.sub(r"[^A-Za-z0-9 _.:/=+@-]", "-", value)[:256]

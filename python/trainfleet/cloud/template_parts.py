@@ -1,7 +1,7 @@
 """Builds the template's network, security groups and roles.
 
-The network is the user's own, or a VPC with a public and a private subnet in one zone. Roles allow
-only SSM, the config's buckets, its images and its log.
+The network is the user's, or a VPC with a public and a private subnet in one zone. Roles allow
+access only to SSM, and to the config's buckets, images and log group.
 """
 
 from __future__ import annotations
@@ -51,23 +51,23 @@ def subnet(inputs: Inputs) -> Any:
 
 
 def fixed(name: str, **values: Any) -> Json:
-    """Returns an entry of template_resources.yaml with `values` (see `fill`)."""
+    """Returns an entry of template_resources.yaml, filled with `values` (see `fill`)."""
     found: Json = fill(RESOURCES[name], **values)
     return found
 
 
 def fill(form: Any, **values: Any) -> Any:
-    """Returns a form with `values` in place of its words in capitals.
+    """Replaces the uppercase placeholders in a form with `values`.
 
-    A text replaces the word in any string. Another value replaces the whole string. Keys with a
-    null value are left out, and so are objects that thereby become empty.
+    A string replaces its placeholder anywhere within a string. Any other value replaces the whole
+    string. Keys with null values are dropped, and so are objects that become empty as a result.
     """
 
     def put(match: re.Match[str]) -> str:
         value = json.dumps(values[match[0].strip('"')])
         return value if match[0].startswith('"') else value[1:-1]
 
-    # One pass, because a value may contain another word.
+    # in one pass, because a value may contain another placeholder
     words = "|".join(f'"{word}"|{word}' for word in values) or "$^"
     return json.loads(re.sub(words, put, json.dumps(form)), object_pairs_hook=_present) or {}
 
@@ -80,7 +80,7 @@ def _present(pairs: list[tuple[str, Any]]) -> Json | None:
 def network(config: Config, inputs: Inputs) -> Resources:
     """Builds the network, or {} if the config names a VPC.
 
-    A stack that only keeps data has no NAT gateway, because the gateway costs money.
+    If the stack only keeps data, the network has no NAT gateway, because that costs money.
     """
     if config.fleet.aws.vpc:
         return {}
@@ -89,7 +89,7 @@ def network(config: Config, inputs: Inputs) -> Resources:
 
 
 def walls(config: Config, inputs: Inputs) -> Resources:
-    """Creates the security groups and the rules that open SSH."""
+    """Creates the security groups and the rules that allow SSH."""
     aws, title = config.fleet.aws, f"trainfleet {config.fleet_name}"
     found, outer = fixed("walls", TITLE=title), "Wall"
     if aws.bastion_type and not inputs.kept:
@@ -126,7 +126,7 @@ def _buckets(addresses: Iterable[str | None]) -> Iterator[str]:
 
 
 def roles(config: Config, inputs: Inputs) -> Resources:
-    """Builds the roles and instance profiles of nodes and head."""
+    """Builds the roles and instance profiles for the nodes and the head."""
     allowed = [*statements(config, inputs), *pulls(config, inputs)]
     found = {
         "NodeRole": role(inputs, "ec2.amazonaws.com", allowed, [AGENT]),
@@ -139,7 +139,7 @@ def roles(config: Config, inputs: Inputs) -> Resources:
 
 
 def statements(config: Config, inputs: Inputs) -> Iterator[Json]:
-    """Yields the policy statements that ranks need: data, checkpoints and logs."""
+    """Yields the policy statements that ranks need for data, checkpoints and logs."""
     for access, buckets in (
         ("write", written(config, inputs)),
         ("read", only_read(config, inputs)),
@@ -152,19 +152,19 @@ def statements(config: Config, inputs: Inputs) -> Iterator[Json]:
 
 
 def pulls(config: Config, inputs: Inputs) -> Iterator[Json]:
-    """Yields the policy statements of a role that pulls the image itself."""
+    """Yields the policy statements for pulling the config's image, if it is in ECR."""
     if source := pulled(config, inputs):
         yield allow("login", ["*"])
         yield allow("pull", [source])
 
 
 def keys(config: Config, inputs: Inputs) -> Iterator[Json]:
-    """Yields the statements for a training job's use of fleet.sagemaker.kms_key. The key's policy
-    must allow the same actions.
+    """Yields the policy statements that allow a training job to use fleet.sagemaker.kms_key. The
+    key's policy must allow the same actions.
 
-    The config may name the key by id, alias, or the ARN of either. A policy's resource can't be an
-    alias, so the statement has a condition instead. Source: the SageMaker API's OutputDataConfig
-    and ResourceConfig, KmsKeyId (2026-11-23).
+    The config may specify the key by ID, by alias, or by the ARN of either. A policy's resource
+    can't be an alias, so the statement has a condition instead. Source: the SageMaker API's
+    OutputDataConfig and ResourceConfig, KmsKeyId (2026-11-23).
     """
     key = config.fleet.sagemaker.kms_key
     if key is None:
@@ -182,7 +182,7 @@ def keys(config: Config, inputs: Inputs) -> Iterator[Json]:
 
 
 def allow(access: str, resources: list[Any], conditions: Json | None = None) -> Json:
-    """Returns a statement that allows the actions in a row of role_actions.yaml."""
+    """Returns a policy statement that allows the actions under `access` in role_actions.yaml."""
     return statement(ROLE_ACTIONS[access], resources, conditions)
 
 
@@ -195,7 +195,7 @@ def statement(actions: list[str], resources: list[Any], conditions: Json | None 
 def role(
     inputs: Inputs, service: str, allowed: Iterable[Json], managed: Iterable[str] = ()
 ) -> Resource:
-    """Builds a role that `service` assumes. `managed`: names of AWS managed policies."""
+    """Builds a role that `service` can assume. `managed`: names of AWS managed policies."""
     made = fixed("role", SERVICE=service)
     if arns := [f"arn:{inputs.partition}:iam::aws:policy/{name}" for name in managed]:
         made["Properties"]["ManagedPolicyArns"] = arns

@@ -1,12 +1,13 @@
-"""Makes the template's storage: bucket, FSx for Lustre file system with its links to S3, log group;
-and estimates how nodes read tokens: from FSx, streamed from S3, or copied to local disks first.
+"""Builds the template's storage: bucket, FSx for Lustre file system with S3 links, and log group.
+Also estimates the ways in which nodes can read tokens: from FSx, streamed from S3, or copied to
+local disks first.
 
-Rates: one request to S3 transfers about 85 to 90 MB/s, and a prefix allows 5,500 GET per second (S3
-user guide, "Best practices design patterns"). A reader has eight requests in flight
-(data/shards.py). A token has only two or four bytes, so the rate is rarely the limit. The time to
-the first batch decides, and how often data is transferred again.
+Rates: one S3 request transfers about 85 to 90 MB/s, and a prefix allows 5,500 GET requests per
+second (S3 user guide, "Best practices design patterns"). A reader has eight requests in flight
+(data/shards.py). A token has only two or four bytes, so throughput is rarely the bottleneck. The
+time to the first batch matters more, and how often data is transferred again.
 
-Sizes that FSx takes: FSx for Lustre's user guide, "Managing storage capacity", and
+Sizes that FSx accepts: FSx for Lustre user guide, "Managing storage capacity", and
 CreateFileSystem's StorageCapacity (read 2026-11-22).
 """
 
@@ -24,12 +25,12 @@ from .calls import Json
 from .template_inputs import Inputs, bucket_of, slug
 from .template_parts import Resource, Resources, fixed, subnet
 
-# keys of fleet.fsx for a new file system
+# fleet.fsx keys that apply only to a new file system
 MADE = ("size_gib", "type", "throughput", "efa", "s3_import", "s3_export")
-SCRATCH_THROUGHPUT = 200  # MB/s per TiB of SCRATCH_2, without bursts
-# GiB of which the size must be a multiple with EFA, by MB/s per TiB
+SCRATCH_THROUGHPUT = 200  # MB/s per TiB for SCRATCH_2, without bursts
+# MB/s per TiB → GiB that the size must be a multiple of, with EFA
 EFA_STEPS = {125: 38400, 250: 19200, 500: 9600, 1000: 4800}
-STEP = 2400  # GiB of which the size must be a multiple without EFA
+STEP = 2400  # GiB that the size must be a multiple of, without EFA
 LOG_DAYS = 30  # days until log events expire
 
 
@@ -42,8 +43,8 @@ def makes_file_system(config: Config) -> bool:
 
 
 def has_file_system(config: Config) -> bool:
-    """Returns whether the fleet uses the stack's file system. The head's config names it and the
-    hosts.
+    """Returns whether the fleet uses the stack's file system. On the head, the config names that
+    file system and the hosts.
     """
     return makes_file_system(config) or bool(config.fleet.hosts and config.fleet.fsx.dns_name)
 
@@ -55,7 +56,7 @@ def throughput(fsx: Fsx) -> float:
 
 
 def refuse_size(fsx: Fsx) -> Refusals:
-    """Yields (key, message) for sizes that FSx does not offer."""
+    """Yields (key, message) for sizes and settings that FSx does not offer."""
     size = fsx.size_gib
     if fsx.type == "scratch" and fsx.throughput != Fsx.throughput:
         have = f"scratch file systems have {SCRATCH_THROUGHPUT} MB/s per TiB"
@@ -73,7 +74,9 @@ def refuse_size(fsx: Fsx) -> Refusals:
 
 
 def refuse_unmade(fsx: Fsx) -> Refusals:
-    """Yields (key, message) for keys of a new file system if the stack creates none."""
+    """Yields (key, message) for keys that apply only to a new file system, if the stack creates
+    none.
+    """
     why = "only for a new file system, but this config makes none; remove it"
     for name in MADE:
         if (value := getattr(fsx, name)) != getattr(Fsx, name):
@@ -85,8 +88,8 @@ def _near(size: int, step: int) -> int:
 
 
 def bucket(config: Config, inputs: Inputs) -> Resources:
-    """Builds the private, encrypted bucket, or {} if the config names one or an earlier bucket was
-    kept.
+    """Builds the private, encrypted bucket. Returns {} if the config names a bucket, or if an
+    earlier one was kept.
     """
     if config.fleet.aws.bucket or inputs.has_bucket:
         return {}
@@ -114,7 +117,9 @@ def file_system(config: Config, inputs: Inputs) -> Resources:
 
 
 def _links(config: Config, inputs: Inputs) -> Iterator[tuple[str, Resource]]:
-    """Yields the data repository associations, by which FSx imports from S3 and exports to S3."""
+    """Yields the data repository associations through which FSx imports from S3 and exports to
+    it.
+    """
     fsx, changes = config.fleet.fsx, {"Events": ["NEW", "CHANGED", "DELETED"]}
     if fsx.s3_import:
         linked = _link("/linked", fsx.s3_import, AutoImportPolicy=changes)
@@ -136,7 +141,7 @@ def _link(path: str, address: str, **policy: Any) -> Resource:
 
 
 def log_group(config: Config) -> str:
-    """Returns the stack's log group, to which nodes send their logs (storage/cloudwatch.py)."""
+    """Returns the stack's log group, which receives the nodes' logs (storage/cloudwatch.py)."""
     return f"/trainfleet/{slug(config.fleet_name)}"
 
 
@@ -145,12 +150,12 @@ def logs(config: Config) -> Resources:
     return fixed("logs", GROUP=log_group(config), DAYS=LOG_DAYS)
 
 
-# bytes/s of one GET, GETs that a node has in flight, GETs per second of a prefix
+# bytes/s per GET, GETs in flight per node, GETs per second per prefix
 REQUEST, AT_ONCE, PREFIX = 87e6, 8, 5500
-PIECE = 16e6  # bytes of one GET
-WINDOW = 1024  # MiB of data.shuffle_window_mib, if it is null
-SMALL_VOCABULARY = 65_536  # largest vocabulary whose tokens have two bytes
-COPY_PAYS = 60.0  # most seconds for a copy before the first batch
+PIECE = 16e6  # bytes per GET
+WINDOW = 1024  # shuffle window assumed if data.shuffle_window_mib is null, in MiB
+SMALL_VOCABULARY = 65_536  # largest vocabulary whose tokens fit in two bytes
+COPY_PAYS = 60.0  # maximum seconds for a copy before the first batch
 COPY = "NVMe copy"
 
 
@@ -178,7 +183,7 @@ def _width(config: Config) -> int:
 
 
 def ways(config: Config) -> Iterator[DataAccess]:
-    """Yields the ways in which this fleet can read tokens."""
+    """Yields each way in which this fleet can read tokens."""
     fleet, row, size = config.fleet, node_types.instance(config.fleet.instance_type), volume(config)
     none, path = (
         "no copy: make tokenize leaves the tokens there",
@@ -188,7 +193,7 @@ def ways(config: Config) -> Iterator[DataAccess]:
         yield DataAccess("FSx", 1.0, throughput(fleet.fsx), none)
     elif fleet.shared_folder and fleet.shared_folder.startswith("/"):
         yield DataAccess("shared folder", 1.0, 0.0, none)
-    node = fleet.node_type  # each reads from S3 at `rate`
+    node = fleet.node_type  # each node reads from S3 at `rate`
     rate = min(REQUEST * AT_ONCE, (node.network_gbps if node else 10) / 8 * 1e9)
     window = min(size, (config.data.shuffle_window_mib or WINDOW) * 2.0**20)
     yield DataAccess("S3 stream", window / rate, rate * fleet.nodes, path)
@@ -210,7 +215,9 @@ def choose(config: Config) -> tuple[DataAccess, str]:
 
 
 def copies(config: Config) -> bool:
-    """Returns whether each node first copies the dataset to its disks (data/local_copy.py)."""
+    """Returns whether each node first copies the dataset to its local disks
+    (data/local_copy.py).
+    """
     return bool(config.data.tokenized_path) and choose(config)[0].name == COPY
 
 
@@ -219,7 +226,9 @@ def _soon(seconds: float) -> str:
 
 
 def describe(config: Config, tokens_per_second: float | None) -> Iterator[str]:
-    """Yields lines for `make plan`: the chosen way, the reason, the other ways, requests to S3."""
+    """Yields lines for `make plan`: how nodes read tokens and why, the alternatives, and the S3
+    request rate.
+    """
     chosen, why = choose(config)
     yield f"  {chosen.name}: {why}; first batch after {_soon(chosen.seconds)}"
     for way in ways(config):

@@ -5,10 +5,10 @@ head with two cores can process about 64 responses per second (tests/bench/LOG.m
 are polled less often. The timeout grows with the polling interval, so a host counts as lost only
 after several missed polls.
 
-`run_together` runs commands that need each other, such as a bandwidth test, on many hosts.
+`run_together` runs interdependent commands, such as a bandwidth test, on many hosts.
 
-Quarantined hosts are excluded from launches, with evidence and time. `make doctor LIFT=host`
-releases a host.
+Quarantined hosts are excluded from launches. Each entry records its evidence and time. `make doctor
+LIFT=host` releases a host.
 """
 
 from __future__ import annotations

@@ -79,9 +79,8 @@ class FleetHead:
         """
         hosts = list(facts)
         send_code(self.transport, self.config.fleet, hosts)
-        for host, failure in self.open_doors(
-            hosts, hosts
-        ).items():  # any host may become the head, even if the current one can't appoint it
+        # any host may become the head, even if the current one can't appoint it
+        for host, failure in self.open_doors(hosts, hosts).items():
             raise BackendError(
                 f"can't authorize the head's key: {failure}", where=host.name, next="make doctor"
             )
@@ -242,7 +241,7 @@ OURS = ("CONFIG", "RUN", "SET", "NODES")
 
 
 def encode_verb(verb: str, config: Config, variables: dict[str, str]) -> bytes:
-    """Returns the line that `received` parses."""
+    """Returns the line that `received_verb` parses."""
     kept = {name: value for name, value in variables.items() if name not in OURS}
     return (
         json.dumps({"verb": verb, "config": dump_resolved(config), "variables": kept}).encode()

@@ -211,7 +211,7 @@ def look_for(mark: str) -> str:
 class PartState:
     """State of a node's part of a job.
 
-    `state` is running, ended, rebooted or absent. `words` is the output outside the log.
+    `state` is running, ended, rebooted or absent. `words` is the output that is not in the log.
     """
 
     state: str

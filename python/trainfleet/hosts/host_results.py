@@ -1,5 +1,5 @@
-"""Results of host commands: output, failures, findings about hosts and the checks that make them,
-and a board with one status line per host.
+"""Results of host commands: output, failures, and findings with the checks that produce them. Also
+a status board with one line per host.
 
 On a terminal, the lines are updated in place. Otherwise, each line is printed once its host is
 finished.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 T = TypeVar("T")
-MANY = 4  # hosts with the same message are grouped from this number on
+MANY = 4  # hosts with the same message are grouped only if there are at least this many
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def implausible(error: Implausible, asked: str) -> HostFailure:
     return HostFailure(
         "untrue",
         f"its answer is not {asked}: {error}",
-        "check that host; another program may be answering in its place",
+        "check that host; another program may be responding in its place",
     )
 
 
@@ -185,13 +185,13 @@ class Finding:
         return f"{self.message}; next: {self.next}" if self.next else self.message
 
 
-# Occasions for checks, as bits. SETUP finds hosts that `make setup` must not change. LAUNCH finds
-# what would make a job fail, run slowly or produce wrong results. ALLOCATED does so for nodes that
-# a scheduler allocated and others administer.
+# Bit flags for the occasions on which a check runs. SETUP finds hosts that `make setup` must not
+# change. LAUNCH finds problems that would make a job fail, run slowly or produce wrong results.
+# ALLOCATED does the same for nodes that a scheduler allocates and others administer.
 SETUP, LAUNCH, ALLOCATED = 1, 2, 4
 
-# Problems that a check yields: tuples of a host, a message and, unless they are the check's, the
-# next step and whether the host is to blame. Checks of each host omit the host, or yield messages.
+# Tuples that a check yields: host, message and, to override the check's defaults, the next step and
+# whether the host is to blame. Checks of each host omit the host, and may yield just a message.
 Problems = Iterator[Any]
 Check = Callable[..., Iterator[Finding]]
 CHECKS: list[tuple[int, Check]] = []
@@ -200,8 +200,8 @@ CHECKS: list[tuple[int, Check]] = []
 def check(
     then: str = "", when: int = LAUNCH | ALLOCATED, blames: bool = False
 ) -> Callable[[Callable[..., Problems]], Check]:
-    """Adds a check of the fleet's facts to CHECKS. Its findings have its name, and `then` as the
-    next step.
+    """Returns a decorator that adds a check of the fleet's facts to CHECKS. Its findings have the
+    check's name, and `then` as their next step.
     """
     row: tuple[Any, ...] = then, blames
 
@@ -217,7 +217,9 @@ def check(
 
 
 def each_host(*row: Any, **more: Any) -> Callable[[Callable[..., Problems]], Check]:
-    """Adds a check of each host's facts to CHECKS, with the arguments of `check`."""
+    """Returns a decorator that adds a check of each host's facts to CHECKS. Takes the arguments of
+    `check`.
+    """
 
     def add(made: Callable[..., Problems]) -> Check:
         @functools.wraps(made)

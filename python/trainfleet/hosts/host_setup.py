@@ -35,11 +35,8 @@ from .node_checks import interpreter, judge, shared
 from .tar import code_files, content_hash
 from .transport import Transport
 
-STEP_TIMEOUT = (
-    # timeout in seconds; the longest steps, a driver build and the torch download, take several
-    # minutes
-    2400.0
-)
+# in seconds; the longest steps, a driver build and the torch download, take several minutes
+STEP_TIMEOUT = 2400.0
 BOOT_TIMEOUT = 900.0  # timeout in seconds; large instances take ten minutes to boot
 NEEDS_BOOT = 3  # exit code of a script whose changes require a reboot
 SCRIPTS = "scripts"  # subfolder for scripts in the folder that send_scripts creates

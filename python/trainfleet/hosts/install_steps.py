@@ -84,8 +84,8 @@ class Wanted:
 
     @property
     def efa(self) -> int:
-        """Returns the number of EFA interfaces per node: none for a single node, unless it uses
-        Lustre over EFA.
+        """Returns the number of EFA interfaces per node, or 0 for a single node without Lustre over
+        EFA.
         """
         return self.type.efa if self.type and (self.fleet.nodes > 1 or self.lustre_efa) else 0
 
@@ -131,7 +131,7 @@ def lock_hash(platform: PinnedPlatform) -> str:
 
 
 def lock_name(platform: PinnedPlatform) -> str:
-    """Name of the platform's pinned versions for images and messages: platform, date and hash."""
+    """Returns a name for the platform's pinned versions: platform, lock date and hash."""
     return f"{platform.name} {platform.read} {lock_hash(platform)}"
 
 

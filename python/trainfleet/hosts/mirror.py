@@ -42,8 +42,8 @@ from .transport import Transport
 
 TIMEOUT = 30.0
 TOTAL = 64 << 30  # maximum total size of a run folder's small files, in bytes
-MOST = 8 << 20  # maximum bytes per piece; a response holds less than twice as many
-PIECE_COST = 16 << 10  # bytes that a piece counts in addition, because it starts a process
+MOST = 8 << 20  # maximum bytes per piece; a response contains less than twice as many
+PIECE_COST = 16 << 10  # extra bytes to count per piece, because each piece starts a process
 LISTING_TIMEOUT = 60.0
 # prints size, modification time, inode and name of each file, and then the node's time
 LIST = "find . -ignore_readdir_race -maxdepth {} -type f -printf '%s %T@ %i %P\\0'"
@@ -125,8 +125,8 @@ class Mirror:
                 del self.known[name]
 
     def _changes(self, there: Mapping[str, FileState]) -> Iterator[Piece]:
-        """Yields the pieces of new and changed files. If a file has only grown, they are its new
-        bytes.
+        """Yields the pieces of new and changed files. For a file that has only grown, yields only
+        its new bytes.
         """
         total = 0
         for name, found in there.items():
@@ -191,7 +191,9 @@ def read_listing(text: str) -> tuple[dict[str, FileState], float]:
 
 
 def _mirrored(found: Mapping[str, FileState]) -> dict[str, FileState]:
-    """Returns the files to copy to a run folder. Large ones that grow are limited in size."""
+    """Returns the files to copy to a run folder. Growing files are copied only up to their size
+    limit.
+    """
     there = {
         name: state._replace(size=min(state.size, most))
         for name, state in found.items()
@@ -234,7 +236,7 @@ def fetch(transport: Transport, host: Host, there: str, here: Path) -> dict[str,
         part.mkdir(parents=True)
         if sum(sizes.values()) > shutil.disk_usage(part).free:
             raise OSError(
-                28, f"the disk has no room for a download of {sum(sizes.values()) / 1e9:.1f} GB"
+                28, f"the disk has no space for a download of {sum(sizes.values()) / 1e9:.1f} GB"
             )
         bring_all(transport, host, there, part, sizes)
         part.rename(here)

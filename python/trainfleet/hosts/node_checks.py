@@ -213,10 +213,10 @@ def gpus(fact: Facts, wanted: Wanted) -> Problems:
     if found < expected:
         yield message
     elif found > expected and not given:
-        yield message, "correct fleet.accelerator.per_node", False
+        yield message, "fix fleet.accelerator.per_node", False
 
 
-@each_host("copy the lines of make doctor to config.yaml, or fix that node")
+@each_host("copy the lines from make doctor to config.yaml, or fix that node")
 def accelerator(fact: Facts, wanted: Wanted) -> Problems:
     """Checks that the accelerators and network match the config."""
     return probe.differing(fact, wanted.fleet)
@@ -246,7 +246,7 @@ def neuron_cores(fact: Facts, wanted: Wanted) -> Problems:
     users = {user for device in fact.neuron_devices for user in device.users}
     if others := sorted(user for user in users if not OURS.search(user)):
         message = f"another program uses its NeuronCores: {', '.join(others[:3])}"
-        yield message, "on that host, run: neuron-ls; end that program", False
+        yield message, "on that host, run: neuron-ls; stop that program", False
 
 
 @each_host("check fleet.instance_type", blames=True)

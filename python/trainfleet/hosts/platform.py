@@ -77,9 +77,8 @@ class PinnedPlatform:
     checked_packages: tuple[tuple[str, str, Sums], ...] = ()  # PyPI packages, with hashes
     torch_wheels: Sums = ()  # wheels from torch_index, if they differ from requirements.lock
     torch_cpu_wheels: Sums = ()  # CPU-only torch wheels from PyTorch's index
-    keys: tuple[
-        tuple[str, str], ...
-    ] = ()  # fingerprints of the keys that sign repositories and installers
+    # fingerprints of the keys that sign repositories and installers
+    keys: tuple[tuple[str, str], ...] = ()
 
     def key(self, name: str) -> str:
         """Returns the fingerprint of the signing key `name`."""
@@ -234,7 +233,7 @@ def require_pins(wanted: Sequence[Pin]) -> None:
         raise BackendError(
             f"{len(wrong)} pinned versions are unavailable",
             why=wrong[0],
-            next="correct docker/platforms.lock.yaml, or set OFFLINE=1 to skip this check",
+            next="fix docker/platforms.lock.yaml, or set OFFLINE=1 to skip this check",
         )
 
 

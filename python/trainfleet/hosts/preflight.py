@@ -368,7 +368,7 @@ def slow_nodes(found: Bandwidth) -> dict[int, float]:
 
 
 def _explain_silence(answers: Answers) -> list[Finding]:
-    """Returns findings with each host's last error, for a bandwidth test without a result."""
+    """Returns findings with each host's last error, if the bandwidth test produced no result."""
     failed = {
         host: failure for host, failure in answers.failed.items() if failure.kind != "timeout"
     } or answers.failed

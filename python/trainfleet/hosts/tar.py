@@ -22,13 +22,8 @@ from ..process.install_paths import PACKAGES, ROOT
 from .ssh_errors import MOST_SAID, LinkLost, TooMuch
 
 LOCKS = ("requirements.lock", "requirements-cuda.lock")
-PARTS = (
-    "schema",
-    "scripts",
-    "docker",
-    "pyproject.toml",
-    *LOCKS,
-)  # files that a job needs on a node in addition to Python code
+# files that a job needs on a node in addition to Python code
+PARTS = ("schema", "scripts", "docker", "pyproject.toml", *LOCKS)
 
 
 def pack(files: Mapping[str, bytes]) -> bytes:

@@ -49,11 +49,9 @@ JUMP_AGAIN = 2.0  # minimum seconds between attempts to connect to a jump host
 KEEPALIVE = 2  # keepalive interval in seconds
 DEAD_AFTER = 6.0  # seconds without an acknowledgement after which a link is dead
 GRACE = 5  # seconds between SIGTERM and SIGKILL for a command that exceeds its timeout
-MOST = (
-    3 / 4
-    # Fraction of the hosts that must finish before the rest get a deadline: SLOWER times as long as
-    # the finished ones took, but at least SLOW_AFTER seconds.
-)
+# Fraction of the hosts that must finish before the rest get a deadline: SLOWER times as long as the
+# finished ones took, but at least SLOW_AFTER seconds.
+MOST = 3 / 4
 SLOWER = 3
 SLOW_AFTER = 6.0
 PUT_TIMEOUT = 120.0  # timeout in seconds for sending a checkout's code
@@ -271,7 +269,9 @@ class Transport:
         return connection
 
     def _session(self, host: Host) -> Channel:
-        """Opens a session. Retries, because sshd with MaxSessions 1 frees the previous one late."""
+        """Opens a session. Retries, because sshd with MaxSessions 1 is slow to free the previous
+        one.
+        """
         from paramiko import ChannelException
 
         connection = self._connection(host)

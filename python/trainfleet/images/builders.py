@@ -1,5 +1,5 @@
-"""Defines an image's content, and selects docker, podman or buildah and their commands to build,
-inspect and push images.
+"""Defines an image's content, and drives the builder (docker, podman or buildah) that builds,
+inspects and pushes it.
 
 The same checkout and platform produce the same tag on every machine.
 """
@@ -23,15 +23,15 @@ from ..trust import untrusted_input
 from ..trust.errors import ImageError
 from ..trust.safe_output import visible
 
-ANSWER = 60.0  # query timeout in seconds
+ANSWER = 60.0  # timeout for a query, in seconds
 NATIVE = ("x86_64", "AMD64")  # machines that build amd64 images without --platform
 
 
 @dataclass(frozen=True)
 class FoundImage:
-    """Image with its labels, processor architecture and layer sizes in bytes, base layer first.
+    """An image with its labels, processor architecture and layer sizes in bytes, base layer first.
 
-    An image in a registry has a single size, the stored one.
+    For an image in a registry, `layers` contains only the total stored size.
     """
 
     labels: Mapping[str, str]
@@ -45,7 +45,7 @@ class FoundImage:
 
 @dataclass(frozen=True)
 class Builder:
-    """Command-line program that builds images.
+    """A command-line program that builds images.
 
     docker and podman share most arguments, but buildah inspects images with different ones.
     """
@@ -66,10 +66,10 @@ class Builder:
     ) -> list[str]:
         """Returns the command that builds the image from the folder `context`.
 
-        Secrets are passed as files, never on the command line. The command does not use `--label`,
-        which breaks the cache of buildah 1.28: buildah would commit stages without steps again, and
-        miss its cache for later stages (imagebuildah/stage_executor.go). Instead, the Dockerfile
-        sets the labels from its arguments.
+        Secrets are passed as files, never on the command line. The Dockerfile sets the labels from
+        its arguments, because `--label` breaks the cache of buildah 1.28: buildah would commit
+        stages without steps again, and miss its cache for later stages
+        (imagebuildah/stage_executor.go).
         """
         foreign = [] if platform.machine() in NATIVE else [f"--platform=linux/{ARCHITECTURE}"]
         own = ["--progress=plain"] if self.name == "docker" else ["--layers", "--format=docker"]
@@ -116,7 +116,7 @@ class Builder:
 
     def run(self, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
         """Runs the program. If it can't be started or times out, returns a failed process instead
-        of raising an error.
+        of raising.
         """
         command = [self.name, *words]
         try:
@@ -138,8 +138,8 @@ BUILDERS = (Builder("docker"), Builder("podman"), Builder("buildah"))
 
 
 def choose() -> tuple[Builder, str]:
-    """Returns the first builder that works here, and why earlier ones do not. Raises ImageError if
-    no builder works here.
+    """Returns the first builder that works here, and why the ones before it do not. Raises
+    ImageError if no builder works.
     """
     refused: list[str] = []
     for builder in BUILDERS:
@@ -173,8 +173,8 @@ def _of_docker(text: str, history: str) -> FoundImage | None:
 
 
 def _record(text: str) -> dict[str, Any]:
-    """Returns the JSON object that a program printed, or the first one in a list. Returns {} for
-    other output.
+    """Returns the JSON object in a program's output, or the first object in a JSON list. Returns {}
+    for other output.
     """
     try:
         found = json.loads(text)
@@ -192,10 +192,10 @@ def last_line(text: str) -> str:
 
 DOCKERFILE = "docker/Dockerfile"
 NAME = "trainfleet"
-TAG = "image-tag"  # file with the image's tag, next to the code
-LAYERS = f"{NAME}.layers"  # label with a hash of each layer
+TAG = "image-tag"  # name of the file with the image's tag, next to the code
+LAYERS = f"{NAME}.layers"  # label that contains a hash for each layer
 ARCHITECTURE = "amd64"  # processor architecture of all instance types (hardware/node_types.py)
-# Inputs of each layer: files in the checkout and Dockerfile arguments. Layers are ordered from
+# Inputs of each layer: files in the checkout, and Dockerfile arguments. Layers are ordered from
 # rarely to frequently changed. The last layer, code, contains all files.
 PARTS = {
     "system": (("scripts/build_tools.sh",), ("BASE_IMAGE",)),
@@ -218,7 +218,7 @@ PARTS = {
 
 @dataclass(frozen=True)
 class ImageRecipe:
-    """Inputs of an image.
+    """The inputs of an image.
 
     `arguments` are the Dockerfile's arguments, `files` maps paths in the build context to contents,
     and `lock` identifies the pinned versions.
@@ -246,7 +246,7 @@ class ImageRecipe:
 
     @property
     def layers(self) -> dict[str, str]:
-        """Returns a hash per layer that also covers all layers below it."""
+        """Returns a hash per layer. Each hash also covers all layers below."""
         given, found, under = dict(self.arguments), {}, self.files[DOCKERFILE]
         for name, (files, arguments) in PARTS.items():
             parts = {file: self.files[file] for file in files} | {
@@ -257,15 +257,13 @@ class ImageRecipe:
         return found | {"code": content_hash({**self.files, "under": under})[:8]}
 
     def rebuilt(self, other: str) -> list[str]:
-        """Returns the layers that differ from those of an image with this label."""
+        """Returns the layers that differ from those of an image with this LAYERS label."""
         theirs = dict(part.partition("=")[::2] for part in other.split())
         return [name for name, made in self.layers.items() if theirs.get(name) != made]
 
 
 def recipe_of(platform: PinnedPlatform, base: str, files: Mapping[str, bytes]) -> ImageRecipe:
-    """Returns the recipe of a platform's image. `base`, if set, replaces the platform's base
-    image.
-    """
+    """Returns the recipe for a platform's image. `base` overrides the platform's base image."""
     given = {name: value for name, value in _arguments(platform, base) if value}
     return ImageRecipe(platform.name, lock_name(platform), tuple(given.items()), files)
 
@@ -287,11 +285,11 @@ def _arguments(platform: PinnedPlatform, base: str) -> Iterator[tuple[str, str]]
 
 
 def write_context(recipe: ImageRecipe, folder: Path) -> None:
-    """Writes only the image's files to `folder`, with fixed timestamps so that build caches remain
+    """Writes only the image's files to `folder`, with fixed timestamps so that build caches stay
     valid.
 
-    One of the files contains the tag, because buildah's cache compares Dockerfile lines without
-    their arguments. Otherwise, an image with the same code but another base or user would get an
+    The tag is written to a file because buildah's cache compares Dockerfile lines without their
+    arguments. Otherwise, an image with the same code but a different base or user would reuse an
     earlier image's labels and USER.
     """
     for name, content in {**recipe.files, TAG: f"{recipe.tag}\n".encode()}.items():

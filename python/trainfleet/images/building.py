@@ -26,7 +26,7 @@ from ..trust.redaction import keep_secret
 from ..trust.safe_output import show_at_once, shown
 from .builders import ARCHITECTURE, LAYERS, PARTS, Builder, FoundImage, ImageRecipe, write_context
 
-KEPT = 40  # number of last output lines to search for the cause of a failure
+KEPT = 40  # final output lines that are searched for the cause of a failure
 SHOWN, MOST = 6, 600  # maximum lines in a message, and characters per line
 # Maps each pip option to its secret in docker/Dockerfile and the secret's path during the build.
 CERTIFICATES = {
@@ -36,8 +36,7 @@ CERTIFICATES = {
 ADDRESSES = ("index-url", "extra-index-url", "find-links")
 PASSWORD = "TRAINFLEET_PIP_PASSWORD"
 Say = Callable[[str], None]
-# buildah and podman print steps as "[8/8] STEP 7/23: RUN ...", while docker prints "#9 [image 7/23]
-# RUN ...".
+# buildah and podman print steps as "[8/8] STEP 7/23: RUN ...", docker as "#9 [image 7/23] RUN ...".
 STEP = re.compile(r"(?:\[\d+/\d+\] )?STEP (\d+/\d+): (.+)|#\d+ \[(?:[\w-]+ )?(\d+/\d+)\] (.+)")
 CACHED = re.compile(r"--> Using cache|#\d+ CACHED")
 NOISE = re.compile(
@@ -45,18 +44,18 @@ NOISE = re.compile(
     r"|sha256:|extracting |exporting |naming |writing )"
     r"|(?:\[\d+/\d+\] )?COMMIT |Successfully tagged |[0-9a-f]{64}$|#\d+$|$"
 )
-# Instructions that may take long. All others only change the image's configuration.
+# instructions that may take long; all others only change the image's configuration
 AT_WORK = re.compile(r"FROM (?![0-9a-f]{64})|COPY|RUN")
-WIDTH = 66  # maximum characters to show of an instruction
+WIDTH = 66  # maximum characters shown per instruction
 NEWLINE = "\n"
-LONG = 1.0  # minimum duration of a step to display, in seconds
+LONG = 1.0  # shortest step duration that is displayed, in seconds
 
 
 @dataclass(frozen=True)
 class Trouble:
-    """Known failure pattern in a builder's output, with its cause and the suggested next command.
+    """A known failure pattern in a builder's output, with its cause and a suggested command.
 
-    If `in_steps` is false, the pattern is ignored when a step failed, because steps also contact
+    If `in_steps` is false, the pattern is ignored when a step failed, because steps may contact
     hosts other than the registry.
     """
 
@@ -75,7 +74,7 @@ TROUBLES, PUSHES = (
 
 
 def build(recipe: ImageRecipe, builder: Builder, commit: str, say: Say) -> FoundImage:
-    """Returns the local image `recipe.reference`. Builds it if it is missing.
+    """Returns the local image `recipe.reference`, after building it if it is missing.
 
     Raises:
         ImageError: the build failed. No image with this name exists afterwards.
@@ -104,7 +103,7 @@ def build(recipe: ImageRecipe, builder: Builder, commit: str, say: Say) -> Found
 
 def _run_build(recipe: ImageRecipe, builder: Builder, commit: str, say: Say) -> None:
     layers = " ".join(f"{name}={made}" for name, made in recipe.layers.items())
-    # buildah warns about each missing argument.
+    # buildah warns about missing arguments
     unset = {name: "" for _, names in PARTS.values() for name in names}
     own = {"TAG": recipe.tag, "LOCK": recipe.lock, "COMMIT": commit, "LAYERS": layers}
     with (
@@ -119,8 +118,8 @@ def _run_build(recipe: ImageRecipe, builder: Builder, commit: str, say: Say) -> 
 
 
 def require(found: FoundImage, recipe: ImageRecipe) -> FoundImage:
-    """Returns the image if it matches the recipe. Raises ImageError if its tag or processor
-    architecture differs from the recipe's.
+    """Returns the image. Raises ImageError if its tag or processor architecture does not match the
+    recipe's.
     """
     if found.architecture != ARCHITECTURE:
         why = (
@@ -138,8 +137,8 @@ def require(found: FoundImage, recipe: ImageRecipe) -> FoundImage:
 
 
 def newest_of(recipe: ImageRecipe, builder: Builder) -> tuple[str, str] | None:
-    """Returns the name of the newest local image for the recipe's platform, and its label with the
-    layer hashes. Returns None if no local image has these labels.
+    """Returns the name and the LAYERS label of the newest local image for the recipe's platform, or
+    None if no local image has that label.
     """
     for name in builder.names(f"trainfleet.platform={recipe.platform}"):
         found = builder.find(name)
@@ -150,15 +149,15 @@ def newest_of(recipe: ImageRecipe, builder: Builder) -> tuple[str, str] | None:
 
 def describe(found: FoundImage) -> str:
     """Describes an image by its size, layer count and code layer size."""
-    last = f"; the last has {found.layers[-1] / 1e6:,.1f} MB" if found.layers else ""
+    last = f"; the last one is {found.layers[-1] / 1e6:,.1f} MB" if found.layers else ""
     return f"{found.size / 1e6:,.0f} MB in {len(found.layers)} layers{last}"
 
 
 def run_builder(
     builder: Builder, words: Sequence[str], what: str, troubles: Sequence[Trouble], base: str = ""
 ) -> None:
-    """Runs a builder command and shows its output. Raises ImageError with the cause and the last
-    lines of output if the command fails.
+    """Runs a builder command and shows its output. If the command fails, raises an ImageError with
+    the cause and the last lines of output.
     """
     process = subprocess.Popen(
         words,
@@ -182,7 +181,7 @@ def run_builder(
 def explained(
     builder: Builder, lines: list[str], what: str, troubles: Sequence[Trouble], base: str
 ) -> ImageError:
-    """Builds an error that explains the failure in a builder's output."""
+    """Returns an error that explains a failure from the builder's output."""
     said = [
         f"{line[:MOST]} ..." if len(line) > MOST else line
         for line in lines
@@ -207,7 +206,7 @@ def explained(
 
 @contextmanager
 def secrets_in(folder: Path, say: Say) -> Iterator[dict[str, str]]:
-    """Yields a build's secret files: a pip.conf with package sources, and certificates."""
+    """Yields the secret files for a build: a pip.conf with package sources, and certificates."""
     settings = package_sources(say)
     found = {}
     for name, (secret, target) in CERTIFICATES.items():
@@ -269,10 +268,10 @@ def package_sources(say: Say) -> dict[str, str]:
 
 
 def reachable(name: str, addresses: str, say: Say) -> str:
-    """Returns an option's addresses without local folders, and prints the folders that it drops."""
+    """Returns an option's addresses without local folders, and prints the folders it drops."""
     local = [word for word in addresses.split() if "://" not in word or word.startswith("file:")]
     if local:
-        say(f"{name} {', '.join(local)} is ignored: the build can't reach folders of this machine")
+        say(f"{name} {', '.join(local)} is ignored: the build can't reach folders on this machine")
     return " ".join(word for word in addresses.split() if word not in local)
 
 
@@ -286,7 +285,9 @@ def hide_passwords(settings: Mapping[str, str]) -> None:
 
 
 def commit_of(root: Path = ROOT) -> str:
-    """Returns this checkout's commit, with a + if there are uncommitted changes, or `unknown`."""
+    """Returns this checkout's commit, followed by + if there are uncommitted changes, or
+    `unknown`.
+    """
     said = [
         subprocess.run(
             ["git", "--no-optional-locks", "-C", str(root), *words],
@@ -302,7 +303,7 @@ def commit_of(root: Path = ROOT) -> str:
 
 
 class BuildSteps:
-    """Prints a builder's output. The running step's line stays open until the step prints something
+    """Prints a builder's output. A running step's line stays open until the step prints something
     or ends.
     """
 
@@ -324,7 +325,7 @@ class BuildSteps:
             self.open = False
 
     def end(self, how: str = "") -> None:
-        """Ends the running step's line with `how`, or with the step's duration."""
+        """Ends the running step's line with `how`, or else with the step's duration."""
         seconds = time.monotonic() - self.began
         outcome = how or (f"{seconds:.0f} s" if seconds > LONG else "")
         if self.runs and (self.open or outcome):
@@ -333,6 +334,6 @@ class BuildSteps:
 
 
 def short(text: str) -> str:
-    """Returns an instruction as one shortened line without mount options."""
+    """Returns an instruction as one line, shortened and without mount options."""
     text = re.sub(r" --mount=\S+", "", " ".join(text.split()))
     return text if len(text) < WIDTH else f"{text[: WIDTH - 4]} ..."

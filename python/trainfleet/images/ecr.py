@@ -1,8 +1,8 @@
 """Manages the image repository in ECR: image scans, immutable tags, lifecycle rules, and pushes
 that never overwrite images. Also pulls a job's image on hosts.
 
-A failed push does not leave a tag, because ECR stores layers before the manifest that refers to
-them. Source: https://docs.aws.amazon.com/AmazonECR/latest/userguide/.
+A failed push leaves no tag, because ECR stores layers before the manifest that refers to them.
+Source: https://docs.aws.amazon.com/AmazonECR/latest/userguide/.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ MANIFESTS = [
     "application/vnd.oci.image.manifest.v1+json",
 ]
 
-CONFIG = 1 << 20  # maximum bytes of an image configuration
+CONFIG = 1 << 20  # maximum size of an image's configuration, in bytes
 SECONDS = 30
 POLICY = read_table(Path(__file__).with_name("lifecycle.yaml"))
 KEPT_IMAGES = POLICY["rules"][-1]["selection"]["countNumber"]
 
 
 class Registry:
-    """Repository of trainfleet images in an AWS account and region."""
+    """The repository of trainfleet images in an AWS account and region."""
 
     def __init__(self, calls: Calls, account: str, repository: str = NAME) -> None:
         self.calls, self.account, self.repository = calls, account, repository
@@ -81,15 +81,15 @@ class Registry:
         return self._stored(str(images[0].get("imageManifest", "")), tag) if images else None
 
     def holder(self, image: str, owner: str = "") -> str | None:
-        """Returns the tag of a config that uses this image, preferably that of the config `owner`.
-        Returns None if no config uses the image.
+        """Returns the tag by which a config uses this image, preferring the config `owner`. Returns
+        None if no config uses the image.
         """
         held = {tag for tag, _ in holders(self.calls) if tag.partition(".")[2] == image}
         mine = held_as(owner, image)
         return mine if mine in held else min(held, default=None)
 
     def _share(self, theirs: str, mine: str) -> None:
-        """Adds a tag to an image, so that it is kept even after other configs have released it."""
+        """Adds a tag to an image, so that it is kept even after other configs release it."""
         answer = self.calls(
             "ecr",
             "BatchGetImage",
@@ -190,7 +190,8 @@ class Registry:
         )
 
     def token(self) -> tuple[str, str]:
-        """Returns a user name and password, valid for twelve hours. Callers must not display them.
+        """Returns a user name and a password that is valid for twelve hours. Callers must not
+        display them.
 
         Raises CloudError if AWS refuses the request, and ImageError if the token is invalid.
         """
@@ -208,11 +209,11 @@ class Registry:
     def push(
         self, recipe: ImageRecipe, builder: Builder, say: Say, tags: Mapping[str, str], owner: str
     ) -> str:
-        """Pushes a recipe's image, unless a config already uses it. Returns the image name for the
-        config `owner`.
+        """Pushes a recipe's image, unless a config already uses it. Returns the image's name for
+        the config `owner`.
 
         Raises:
-            CloudError, ImageError: the push failed without creating a tag.
+            CloudError, ImageError: the push failed, and created no tag.
         """
         mine = held_as(owner, recipe.tag)
         target = self.name(mine)
@@ -254,15 +255,15 @@ class Registry:
 
 def _download(address: str) -> str:
     """Returns the text at a presigned ECR URL. Raises OSError if the download fails."""
-    from urllib.request import urlopen  # imported here, because it is needed only to read an image
+    from urllib.request import urlopen  # only needed to read an image
 
     with urlopen(address, timeout=SECONDS) as stream:
         return str(stream.read(CONFIG).decode())
 
 
 def require_content(stored: FoundImage, recipe: ImageRecipe, where: str) -> None:
-    """Raises ImageError if the content of a tagged image does not match its recipe, because a push
-    can't replace an immutable tag.
+    """Raises ImageError if a tagged image does not match its recipe, because a push can't replace
+    an immutable tag.
     """
     if (said := stored.labels.get("org.opencontainers.image.version")) != recipe.tag:
         why = f"the tag in its label is {said or 'missing'}; it was pushed by hand"
@@ -276,14 +277,14 @@ def require_content(stored: FoundImage, recipe: ImageRecipe, where: str) -> None
         )
 
 
-PULL_TIMEOUT = 1800.0  # timeout in seconds; long, because CUDA images are several GB in size
+PULL_TIMEOUT = 1800.0  # in seconds; long, because CUDA images are several GB in size
 LABELS = """{{.Architecture}} {{index .Config.Labels "trainfleet.lock"}}"""
 LOOK = f"docker image inspect --format '{LABELS}'"
 NOBODY = ("", "<no value>")  # lock labels of images that trainfleet did not build
 
 
 def pull(transport: Transport, hosts: Sequence[Host], image: str, lock: str) -> None:
-    """Pulls the image on every host that lacks it.
+    """Pulls the image on every host that does not have it.
 
     The ECR token is passed through stdin, which keeps it off command lines and out of permanent
     files.
@@ -311,7 +312,7 @@ def pull(transport: Transport, hosts: Sequence[Host], image: str, lock: str) -> 
 
 
 def pull_words(image: str, registry: str) -> str:
-    """Returns a shell command that inspects the image, after pulling it if it is missing."""
+    """Returns a shell command that inspects the image, pulling it first if it is missing."""
     look = f"{LOOK} {shlex.quote(image)}"
     fetch = f"docker pull --quiet {shlex.quote(image)} > /dev/null"
     if registry:
@@ -327,9 +328,7 @@ def pull_words(image: str, registry: str) -> str:
 
 
 def misfit(words: str, lock: str) -> str:
-    """Returns why an image with this architecture and lock label is unusable, or "" if it is
-    usable.
-    """
+    """Returns why an image with this architecture and lock label can't be used, or "" if it can."""
     architecture, _, theirs = words.partition(" ")
     if architecture != ARCHITECTURE:
         return (

@@ -1,8 +1,9 @@
-"""Estimates the needs of a run by arithmetic: parameters, memory per rank, time and cost.
+"""Estimates a run's parameters, memory per rank, time and cost, by arithmetic and without side
+effects.
 
-A Bill is the cost from set-up to teardown: machines by the hour, including the hours before and
-after training. `make plan` prints it, and budget.max_usd is checked against it. watch/budget.py
-uses it to count the cost of a running job. This module has no side effects.
+A Bill is the cost from setup to teardown: machines by the hour, including the hours before and
+after training. `make plan` prints it, budget.max_usd is checked against it, and watch/budget.py
+uses it to track the cost of a running job.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from ..hardware import cpu_speed, node_types
 from ..hardware.accelerators import Accelerator
 from ..hardware.node_types import Tariff
 
-# environment variable with Bill.paid, for a launcher that can't query the price
+# environment variable that passes Bill.paid to a launcher that can't query the price
 PAID = "TRAINFLEET_PAID"
 
 
 @dataclass(frozen=True)
 class BillStage:
-    """A period before or after training in which machines are paid.
+    """A period before or after training in which machines cost money.
 
-    why     source of `minutes`; "assumed" if they are not measured
-    nodes   whether nodes are paid too, or only the other resources
+    why     source of `minutes`; "assumed" if not measured
+    nodes   whether nodes cost money too, or only the other resources
     counted whether the run's events cover this period, so that its cost is counted as it passes
     """
 
@@ -44,11 +45,11 @@ class BillStage:
 
 @dataclass(frozen=True)
 class Bill:
-    """US dollars per hour of a node with its volume, and per hour of all other paid resources.
+    """Hourly costs in US dollars: `node` per node with its volume, `rest` for all other resources.
 
-    before, after   stages of set-up, and stages between training and the removal of the nodes
-    lingers         hours for which nodes are paid after a launch has ended
-    paid, paid_for  US dollars per node that are paid once in advance, regardless of its use, and
+    before, after   stages of setup, and stages between training and the removal of the nodes
+    lingers         hours that nodes still cost money after a launch has ended
+    paid, paid_for  US dollars per node that are paid once in advance, regardless of use, and
                     their purpose
     """
 
@@ -69,57 +70,59 @@ class Bill:
         return self.node * nodes + self.rest
 
     def of(self, stages: Iterable[BillStage], nodes: int) -> float:
-        """Returns the US dollars for these stages."""
+        """Returns the cost of these stages, in US dollars."""
         return sum(stage.minutes / 60 * self.hour(nodes if stage.nodes else 0) for stage in stages)
 
     def setup(self, nodes: int) -> float:
-        """Returns the US dollars for set-up and advance payments."""
+        """Returns the cost of setup and advance payments, in US dollars."""
         return self.paid * nodes + self.of(self.before, nodes)
 
     def uncounted(self, nodes: int) -> float:
-        """Returns the US dollars for advance payments, and for the stages of set-up that no event
-        of the run covers.
+        """Returns the US dollars for advance payments, and for the setup stages that the run's
+        events do not cover.
         """
         return self.paid * nodes + self.of(
             (stage for stage in self.before if not stage.counted), nodes
         )
 
     def idle(self, nodes: int) -> float:
-        """Returns the US dollars from the end of training until the nodes are gone."""
+        """Returns the US dollars spent between the end of training and the removal of the nodes."""
         return self.of(self.after, nodes)
 
     def whole(self, nodes: int, hours: float) -> float:
-        """Returns the US dollars from set-up to teardown, with `hours` hours of training."""
+        """Returns the US dollars from setup to teardown, with `hours` hours of training."""
         return self.setup(nodes) + hours * self.hour(nodes) + self.idle(nodes)
 
 
-# Logarithm of the factor between predicted and published speed that four of five results keep, for
+# Log of the factor between predicted and published speed that covers four of five results, for
 # sources that were never fitted (tests/bench/fit_planner.py --ranges, LOG.md). It grows with the
 # parts of a step that are larger for small models, long sequences and pipelines. UNFITTED is added
-# for devices without published results of a similar engine.
+# for devices without published results from a similar engine.
 BASE, UNFITTED = (0.15, 0.10)
 WIDER = {"update": 1.37, "launches": 1.37, "other": 1.37, "attention": 0.15, "idle": 0.54}
-PROFILED = 0.10  # BASE for a model that has run on this hardware (LOG.md)
-# The same for the memory of 167 runs, each measured by its trainer's own method. Our method is
-# closer to torch's count.
+PROFILED = 0.10  # BASE for a model that has already run on this hardware (LOG.md)
+# BASE's counterpart for memory, from 167 runs that were each measured by their trainer's own
+# method. Ours is closer to torch's count.
 LIKELY_MEMORY = 0.16
 
 
 def spread_of(step: StepTime, fitted: bool) -> float:
-    """Returns the logarithm of the factor within which four of five runs are of this prediction."""
+    """Returns the prediction's spread: the log of the factor within which four of five runs
+    fall.
+    """
     wider = float(sum(times * getattr(step, part) for part, times in WIDER.items()))
     return BASE + wider / step.total + (0.0 if fitted else UNFITTED)
 
 
 @dataclass(frozen=True)
 class Experience:
-    """The number and kind of runs that ended on this hardware, and the median ratio of their speed
-    to the predicted speed.
+    """Past runs on this hardware: how many, of which kind, and their median ratio of measured to
+    predicted speed.
 
-    `parts` maps each phase of a step to its ratio of measured to predicted time. It is empty if the
-    runs used the same layout, so that `ratio` corrects the whole step. Each ratio is raised to the
-    power `share`, which approaches 1 as runs accumulate, so that a single run with interference has
-    limited influence.
+    `parts` maps each phase of a step to its ratio of measured to predicted time. If the runs used
+    the same layout, it is empty and `ratio` corrects the whole step. Each ratio is raised to the
+    power `share`, which approaches 1 as runs accumulate, so that a single outlier has limited
+    influence.
     """
 
     runs: int
@@ -129,14 +132,14 @@ class Experience:
     share: float = 1.0
 
     def correct(self, step: StepTime) -> StepTime:
-        """Returns the predicted step time, corrected by the results of those runs."""
+        """Returns the predicted step time, corrected by the past runs."""
         ratios = self.parts or dict.fromkeys(GROUPS, 1 / self.ratio)
         return step.corrected({group: ratio**self.share for group, ratio in ratios.items()})
 
     @property
     def spread(self) -> float:
-        """Returns the spread of a corrected prediction, with the part of the ratio that does not
-        count yet.
+        """Returns the spread of a corrected prediction, widened by the part of the correction that
+        `share` withholds.
         """
         known = BASE if self.of == "this hardware" else PROFILED
         return known + (1 - self.share) * abs(log(self.ratio))
@@ -144,14 +147,14 @@ class Experience:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The estimated needs of a run: parameters; bytes per rank, needed and usable (None: unknown);
-    FLOPs per step; FLOP/s of all ranks; seconds; US dollars.
+    """A run's estimated needs: parameters; bytes per rank, needed and usable (None: unknown); FLOPs
+    per step; FLOP/s of all ranks; seconds; US dollars.
 
-    `usd` covers set-up to teardown (`Bill`). `nodes` is the number of paid nodes. `step` has the
-    seconds per part of a step, or None on unknown devices. `experience` corrected the seconds.
-    `seconds` is the time of the steps only. `model` is the seconds per step without `experience`.
-    `spread` is `spread_of` the step. CPUs have no
-    `goodput`, because no failure rate is published for them.
+    `seconds` covers only the steps, corrected by `experience`. `usd` covers setup to teardown
+    (`Bill`), and `nodes` is the number of paid nodes. `step` contains the seconds per part of a
+    step, or None on unknown devices. `model` is the seconds per step without the correction, and
+    `spread` is the step's `spread_of`. CPUs have no `goodput`, because no failure rate is
+    published for them.
     """
 
     parameters: int
@@ -172,16 +175,18 @@ class Estimate:
 
     @property
     def elapsed(self) -> float | None:
-        """Returns the seconds from the first step to the last, with failures and checkpoints."""
+        """Returns the seconds from the first step to the last, including failures and
+        checkpoints.
+        """
         return self.seconds / self.goodput.share if self.seconds and self.goodput else self.seconds
 
     def between(self, predicted: float) -> tuple[float, float]:
-        """Returns the bounds of four of five runs of which this is predicted: a time, a speed."""
+        """Returns the range around a predicted time or speed that covers four of five runs."""
         return predicted / exp(self.spread), predicted * exp(self.spread)
 
     @property
     def around(self) -> float:
-        """Returns the US dollars before and after training."""
+        """Returns the US dollars for the stages before and after training."""
         return self.bill.whole(self.nodes, 0.0) if self.bill else 0.0
 
     def predicted(self, tokens: int) -> dict[str, float | None]:
@@ -201,8 +206,8 @@ class Estimate:
 
 
 def estimate(config: Config, bill: Bill | None, experience: Experience | None = None) -> Estimate:
-    """Returns the estimate that `make plan` prints and that the budget is checked against. `bill`:
-    the fleet's cost, or None if unknown.
+    """Returns the estimate that `make plan` prints and that the budget is checked against. `bill`
+    is the fleet's cost, or None if unknown.
     """
     device, format_ = config.fleet.rank_device, format_of(config)
     model = predict(config)
@@ -231,13 +236,13 @@ def estimate(config: Config, bill: Bill | None, experience: Experience | None = 
 
 
 def list_price(config: Config) -> float | None:
-    """Returns the US dollars per hour of a node, or None if no price is known."""
+    """Returns a node's price in US dollars per hour, or None if unknown."""
     known = tariff_of(config)
     return known.usd_per_hour if known else None
 
 
 def tariff_of(config: Config) -> Tariff | None:
-    """Returns the config's price of a node, otherwise the first tariff of its EC2 type."""
+    """Returns the config's price for a node, or else the first tariff of its EC2 type."""
     own, row = config.fleet.accelerator, config.fleet.node_type
     if own and own.usd_per_hour is not None:
         return Tariff("own", own.usd_per_hour, "fleet.accelerator.usd_per_hour")
@@ -247,14 +252,14 @@ def tariff_of(config: Config) -> Tariff | None:
 def _spread(
     step: StepTime | None, device: Accelerator | None, experience: Experience | None
 ) -> float:
-    """Returns the spread of a prediction, which runs on this hardware narrow."""
+    """Returns the spread of a prediction, which is narrower after runs on this hardware."""
     if experience:
         return experience.spread
     return spread_of(step, bool(device and device.fitted)) if step else 0.0
 
 
 def _peak(config: Config, device: Accelerator | None, format_: str) -> float | None:
-    """Returns the FLOP/s of all ranks together, or None for unknown hardware."""
+    """Returns the total FLOP/s of all ranks, or None for unknown hardware."""
     if device is not None:
         return device.peak(format_) * config.world_size
     if not config.fleet.on_local_cpus:

@@ -1,5 +1,5 @@
-"""Defines the fabric's environment variables: which are set for each kind of network, which
-well-known variables are not, and why (environment.yaml). The functions have no side effects.
+"""Selects the fabric's environment variables: which ones are set for each kind of network, which
+well-known ones are not, and why (environment.yaml).
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from ..config.tables import read_table
 from ..hardware.node_types import NodeType
 from ..node.placement import LOOPBACK_CARD
 
-# Variables that make NCCL log which network it uses (parsed by watch/monitor.py)
+# variables that make NCCL log which network it uses (parsed by watch/monitor.py)
 NCCL_LOGS = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV"}
-# Share of the line rate that healthy links reach with any number of nodes. It comes from reports,
-# not from our measurements.
+# Fraction of the line rate that healthy links reach at any node count. It is based on reports, not
+# on our own measurements.
 FLOOR = 0.6
-# Names of the fabrics that NCCL uses through verbs, without a plug-in
+# fabrics that NCCL uses through verbs, without a plug-in
 RDMA = {"infiniband": "InfiniBand", "roce": "RoCE"}
 TABLE = read_table(Path(__file__).with_name("environment.yaml"))
 PORTS = "<ports>"  # placeholder for the ports that a node detects
@@ -27,8 +27,8 @@ PORTS = "<ports>"  # placeholder for the ports that a node detects
 
 @dataclass(frozen=True)
 class Setting:
-    """An environment variable and the reason for its value. None means that recipes set the
-    variable, but it stays unset on purpose.
+    """An environment variable, and the reason for its value. The value None means that recipes set
+    the variable, but it is deliberately left unset here.
     """
 
     name: str
@@ -37,7 +37,9 @@ class Setting:
 
 
 def settings_of(groups: Iterable[str], **words: str) -> Iterator[Setting]:
-    """Yields the variables of these groups in environment.yaml, with `words` in their texts."""
+    """Yields the variables in these groups of environment.yaml, with `words` substituted in their
+    text.
+    """
     for name, value, why in chain.from_iterable(TABLE.get(group, ()) for group in groups):
         yield Setting(name, value and value.format(**words), why.format(**words))
 
@@ -47,9 +49,9 @@ def fabric_settings(
 ) -> tuple[Setting, ...]:
     """Returns the variables that a rank on a node of this kind needs to use its fabric.
 
-    `card` is the network card with the nodes' addresses. `ports` are its InfiniBand or RoCE ports,
-    such as mlx5_0:1,mlx5_1:1, or "". `alone` means a job of one node. The ranks of such a job
-    connect over loopback, which other machines can't reach.
+    `card` is the network card that has the nodes' addresses. `ports` lists its InfiniBand or RoCE
+    ports, such as mlx5_0:1,mlx5_1:1, or is "". `alone` means a single-node job. Its ranks connect
+    over loopback, which other machines can't reach.
     """
     words = {"card": LOOPBACK_CARD if alone else card, "ports": ports}
     if kind:
@@ -65,7 +67,7 @@ def _groups(kind: NodeType | None, ports: str, alone: bool) -> Iterator[str]:
     if kind.kind == "cuda" or not alone:
         yield kind.kind
     if alone:
-        return  # A single node needs no other card, and may lack an EFA interface.
+        return  # a single node needs no other card, and may lack an EFA interface
     if kind.fabric == "efa":
         yield from ("efa", f"efa {kind.kind}", "efa unset", f"efa unset {kind.kind}")
     elif kind.fabric in RDMA:
@@ -86,8 +88,8 @@ def values_of(settings: Iterable[Setting]) -> dict[str, str]:
 
 
 def least_bandwidth(kind: NodeType | None) -> float | None:
-    """Returns the bus bandwidth in GB/s that an all-reduce must reach. Returns None without a
-    fabric for accelerators, or if its rate is assumed.
+    """Returns the bus bandwidth in GB/s that an all-reduce must reach. Returns None if there is no
+    accelerator fabric, or if the fabric's rate is assumed.
     """
     if (
         kind is None
@@ -100,8 +102,8 @@ def least_bandwidth(kind: NodeType | None) -> float | None:
 
 
 def judge_nccl(lines: Iterable[str], kind: NodeType | None) -> list[str]:
-    """Returns the problems in NCCL's log (NCCL_DEBUG=INFO): a network other than the fabric, too
-    few interfaces, no GPUDirect.
+    """Returns the problems that NCCL's log (NCCL_DEBUG=INFO) shows: a network other than the
+    fabric, too few interfaces, or no GPUDirect.
     """
     if kind is None or kind.kind != "cuda" or kind.fabric not in ("efa", *RDMA):
         return []
@@ -130,7 +132,7 @@ def _judge_efa(text: list[str], kind: NodeType) -> Iterator[str]:
 
 
 def _judge_verbs(text: list[str], fabric: str) -> Iterator[str]:
-    """Checks the ports that NCCL uses and the link of each, from lines such as `NET/IB : Using
+    """Checks the ports that NCCL uses and their link type, from lines such as `NET/IB : Using
     [0]mlx5_0:1/IB [1]mlx5_1:1/RoCE` (NCCL, net_ib.cc).
     """
     spoken = {
@@ -150,7 +152,7 @@ def _judge_verbs(text: list[str], fabric: str) -> Iterator[str]:
 
 
 def _chosen(text: list[str]) -> str:
-    """Returns the line of NCCL's log that names its network."""
+    """Returns the line in NCCL's log that names the network."""
     return next(
         (
             said

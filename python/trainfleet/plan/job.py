@@ -1,7 +1,7 @@
-"""Defines jobs, which every backend can run, with the environment of Neuron's software, and
-requests.
+"""Defines jobs, which any backend can run, their Neuron environment, and the requests that backends
+build from them.
 
-Tokenizing and training are both jobs. A backend turns a job into a request, which contains exactly
+Tokenizing and training are both jobs. A backend turns a job into a request, which specifies exactly
 what will run. `make plan` prints the request, and the launcher executes it.
 """
 
@@ -30,18 +30,18 @@ Variable = Annotated[str, Pattern("[A-Za-z_][A-Za-z0-9_]{0,199}")]
 
 @dataclass(frozen=True)
 class Job:
-    """The command `module arguments`, which runs on every rank of every node. Its output goes to
-    logs/ in `folder`, the folder of the run or the dataset.
+    """A command, `module arguments`, that runs on every rank of every node.
 
-    torchrun   whether ranks connect through torchrun; otherwise each node runs one plain process
-    secrets    names of variables that the nodes receive; no job, request, log or process list has
-               their values
-    launch     id of this launch of the run; "" in a plan that is only shown
-    attempt    number of the attempt in its launch, from 1
+    folder     folder of the run or the dataset; the job's output goes to its logs/
+    torchrun   whether ranks connect through torchrun; otherwise, each node runs one plain process
+    secrets    names of variables that the nodes receive. Their values are never in a job, request,
+               log or process list
+    launch     ID of this launch of the run; "" in a plan that is only shown
+    attempt    number of the attempt within its launch, from 1
     image      container image, as registry/name:tag; "" for the nodes' own environment
-    after      handle id of the job that must succeed before this one begins; "" for no job
-    ahead      whether the ranks only record their computation, which is compiled after they have
-               exited (node/precompile.py)
+    after      handle ID of the job that must succeed before this one starts; "" for no job
+    ahead      whether the ranks only record their computation, which is compiled after they exit
+               (node/precompile.py)
     """
 
     kind: Name  # tokenize or train
@@ -63,8 +63,8 @@ class Job:
 
     @property
     def beats(self) -> bool:
-        """Tells whether the job's ranks send heartbeats while they run, and obey the request to
-        stop.
+        """Returns whether the job's ranks send heartbeats while they run, and obey stop
+        requests.
         """
         return self.torchrun and not self.ahead
 
@@ -79,8 +79,8 @@ class Job:
 
 
 def tokenize_job(config: Config) -> Job:
-    """Returns the job that makes data/<name> from the sources. Node i mod N tokenizes unit i, with
-    one process per core.
+    """Returns the job that creates data/<name> from the sources. Unit i is tokenized on node i mod
+    N, with one process per core.
     """
     folder, arguments = (
         run_folder.DATA / config.data.name,
@@ -101,14 +101,16 @@ def tokenize_job(config: Config) -> Job:
 
 
 def on_its_machines(config: Config, job: Job) -> Config:
-    """Returns the config for the job's machines, because tokenizing may run on other machines than
+    """Returns the config for the job's machines, because tokenizing may use different machines than
     training.
     """
     return tokenizing(config) if job.kind == "tokenize" else config
 
 
 def train_job(config: Config) -> Job:
-    """Returns the job that trains in runs/<name>, from the newest checkpoint if there is one."""
+    """Returns the job that trains in runs/<name>, resuming from the newest checkpoint if there is
+    one.
+    """
     run, fleet = run_folder.run_of(config.name), config.fleet
     return Job(
         "train",
@@ -132,8 +134,8 @@ def _image(config: Config) -> str:
 
 
 def neuron_settings(config: Config) -> tuple[Setting, ...]:
-    """Returns the variables that ranks need in addition to the fabric's. They are empty on
-    platforms without Neuron.
+    """Returns the variables that ranks need in addition to the fabric's. Empty on platforms without
+    Neuron.
     """
     return tuple(settings_of(_neuron_groups(config), cache=cache(config)))
 
@@ -152,13 +154,15 @@ def neuron_environment(config: Config) -> dict[str, str]:
 
 
 def is_recorded(config: Config) -> bool:
-    """Tells whether ranks only record their computation for neuron_parallel_compile to compile."""
+    """Returns whether ranks only record their computation, for neuron_parallel_compile to
+    compile.
+    """
     return is_xla(config) and config.train.compile_only
 
 
 def compiles_ahead(config: Config) -> bool:
-    """Tells whether a separate job before training compiles the programs into a cache for all
-    nodes, because this takes long.
+    """Returns whether a separate job compiles the programs into a cache for all nodes before
+    training, because compilation takes a long time.
     """
     return is_xla(config) or (
         config.fleet.platform == NATIVE and not cache(config).startswith(s3.SCHEME)
@@ -166,8 +170,8 @@ def compiles_ahead(config: Config) -> bool:
 
 
 def cache(config: Config) -> str:
-    """Returns the location of compiled programs for all nodes: a folder, or s3://bucket/prefix for
-    nodes without a shared disk.
+    """Returns the location of the compiled-program cache for all nodes: a folder, or
+    s3://bucket/prefix if the nodes share no disk.
     """
     shared, platform = config.fleet.shared_folder, config.fleet.platform
     if shared and shared.startswith(s3.SCHEME):
@@ -176,14 +180,14 @@ def cache(config: Config) -> str:
     return f"{shared or compiled.parent.absolute()}/{compiled}/{platform}"
 
 
-WIDTH = 120  # maximum columns of a script's line, unless a word is longer
+WIDTH = 120  # maximum columns per line of a script, unless a word is longer
 INDENT = "  "
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """A named text that a backend passes to its engine unchanged: a node's script, a template, or
-    the body of a request.
+    """A named text that a backend passes on unchanged, such as a node's script, a template, or a
+    request body.
     """
 
     name: str
@@ -192,11 +196,11 @@ class Artifact:
 
 @dataclass(frozen=True)
 class Request:
-    """Everything that a backend will do for a job. `hosts` are the machines by node, if the backend
-    chooses them.
+    """Everything that a backend will do for a job. `hosts` lists the machine of each node, if the
+    backend chooses them.
 
-    `environment` applies only to this attempt and is not in any artifact. Neither contains secrets,
-    because the job has only their names.
+    `environment` applies only to this attempt and is not part of any artifact. Secrets are in
+    neither, because the job contains only their names.
     """
 
     job: Job
@@ -219,35 +223,35 @@ class Request:
 
     @property
     def engine_logs(self) -> tuple[Path, ...]:
-        """Returns the file with the engine's log of each node, ordered by node."""
+        """Returns the scheduler's log file for each node, ordered by node."""
         return tuple(run_folder.engine_log(self.job.folder, node) for node in range(self.job.nodes))
 
     @property
     def job_log(self) -> Path:
-        """Returns the file with the engine's log of the job as a whole."""
+        """Returns the scheduler's log file for the job as a whole."""
         return run_folder.job_log(self.job.folder)
 
     def host(self, node: int | None) -> str:
-        """Returns the machine of a node, or "" if the plan names no machine."""
+        """Returns a node's machine, or "" if the plan names no machines."""
         return self.hosts[node] if node is not None and node < len(self.hosts) else ""
 
     def placed(self, hosts: Sequence[str]) -> Request:
-        """Returns the request with the machines that its engine chose, unless the plan already
+        """Returns the request with the machines that the scheduler chose, unless the plan already
         names machines.
         """
         return self if self.hosts else replace(self, hosts=tuple(hosts))
 
     def with_environment(self, environment: Mapping[str, str]) -> Request:
-        """Returns the same request with more variables for every node."""
+        """Returns the request with additional variables for every node."""
         return replace(self, environment={**self.environment, **environment})
 
     def record(self) -> dict[str, Any]:
-        """Returns the request as a JSON record, which `of` reads."""
+        """Returns the request as a JSON record that `of` can parse."""
         return asdict(self) | {"job": self.job.record()}
 
     @classmethod
     def of(cls, record: Mapping[str, Any], where: str) -> Request:
-        """Returns the request in a record that was read from `where`.
+        """Returns the request parsed from a record that was read from `where`.
 
         Raises:
             RunError: the record is not a request.
@@ -262,7 +266,7 @@ class Request:
 def script(
     heading: Iterable[str], folder: Path | str, environment: Mapping[str, str], words: Sequence[str]
 ) -> str:
-    """Returns a shell script that replaces itself with the command `words` in `folder`. A user can
+    """Returns a shell script that replaces itself with the command `words` in `folder`. Users can
     also read it and run it.
     """
     comments = [f"# {' '.join(line.split())}" for line in heading]
@@ -276,7 +280,7 @@ def script(
 
 
 def fold(words: Sequence[str], width: int) -> Iterator[str]:
-    """Yields the lines of a shell command that is wrapped at `width` columns."""
+    """Yields the lines of a shell command wrapped at `width` columns."""
     line = words[0]
     for word in words[1:]:
         if len(line) + len(word) + 3 > width:

@@ -1,5 +1,5 @@
-"""Makes runs that only measure: a config's run, cut short, under a separate name, without saving
-anything.
+"""Derives configs for runs that only measure: a config's run, cut short, under a separate name and
+without saving anything.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from ..trust.errors import ConfigError
 
 WARM_UP = 3  # steps that are not timed, because the first one compiles and allocators grow
 PROFILED = "4-6"  # default of train.profile_steps
-# Steps after the profiled ones. They run without the profiler's overhead and correct the next plan.
+# steps after the profiled ones, without profiler overhead; their timing corrects the next plan
 TIMED = 10
 
 
 def measured(config: Config, name: str, steps: int, profile_steps: str | None = None) -> Config:
-    """Returns the config of the same job for `steps` steps. It saves nothing, so no other run can
-    resume from it.
+    """Returns the config of the same job for `steps` steps. The job saves nothing, so no other run
+    can resume from it.
     """
     train = replace(
         config.train,
@@ -37,7 +37,7 @@ def measured(config: Config, name: str, steps: int, profile_steps: str | None = 
 
 
 def compile_only(config: Config, name: str) -> Config:
-    """Returns the config of a run that only compiles this run's programs, including those of
+    """Returns the config of a run that only compiles this run's programs, including those for
     validation.
 
     Validation has up to three programs: for the first pass, for a pass that adds to it, and for the
@@ -52,11 +52,11 @@ def compile_only(config: Config, name: str) -> Config:
 
 
 def counts_of(text: str, nodes: int) -> list[int]:
-    """Returns the numbers of nodes in `NODES='1 2 4'`. The default is the powers of two below the
-    fleet's number, and that number.
+    """Returns the node counts in `NODES='1 2 4'`. Defaults to the powers of two below the fleet's
+    node count, and that count.
 
     Raises:
-        ConfigError: a word is not a number of nodes, or there are fewer than two.
+        ConfigError: a word is not a node count, or there are fewer than two.
     """
     if not text:
         powers = [2**power for power in range(nodes.bit_length()) if 2**power < nodes]
@@ -66,15 +66,15 @@ def counts_of(text: str, nodes: int) -> list[int]:
         not all(re.fullmatch("[0-9]{1,6}", word) and int(word) > 0 for word in words)
         or len(set(words)) < 2
     ):
-        message = f"{text!r} is not a list of two or more numbers of nodes, such as NODES='1 2 4'"
+        message = f"{text!r} is not a list of two or more node counts, such as NODES='1 2 4'"
         raise ConfigError.of("NODES", message, next="make scaling NODES='1 2 4'")
     return sorted({int(word) for word in words})
 
 
 @dataclass(frozen=True)
 class Measure:
-    """The result for one size of the job. `efficiency` is the speed per rank over that of the
-    smallest size.
+    """The result for one size of the job. `efficiency` is the speed per rank relative to that of
+    the smallest size.
     """
 
     nodes: int
@@ -92,8 +92,8 @@ class Measure:
 
 
 def measures_of(runs: Iterable[tuple[Config, str, dict[str, object]]]) -> list[Measure]:
-    """Returns the measures of finished runs. Each run has a config, a layout in words, and
-    results.json; the smallest run comes first.
+    """Returns the measures of finished runs, each given as a config, a description of its layout,
+    and its results.json. The smallest run comes first.
     """
     found: list[Measure] = []
     for config, layout, results in runs:
@@ -117,5 +117,5 @@ def measures_of(runs: Iterable[tuple[Config, str, dict[str, object]]]) -> list[M
 
 
 def steady(lines: Sequence[dict[str, object]]) -> list[dict[str, object]]:
-    """Returns the metrics of the steps after the warm-up."""
+    """Returns the metrics of the steps after warm-up."""
     return [line for line in lines if isinstance(line["step"], int) and line["step"] > WARM_UP]

@@ -1,5 +1,5 @@
-"""Makes a plan: the derived values, the estimate and the exact commands. Planning changes
-nothing.
+"""Creates a plan: the derived values, the estimate and the exact commands. Planning has no side
+effects.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from .job import Artifact, Request
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that a launch will do, in order, with the facts that a user wants to know
-    first.
-    """
+    """Everything that a launch will do, in order, with the derived values and the estimate."""
 
     config: Config
     derived: tuple[Derived, ...]
@@ -37,7 +35,7 @@ def make_plan(
     experience: Experience | None = None,
     asked: str = "",
 ) -> Plan:
-    """Returns the plan for these requests, on machines with the costs of `bill` (None: unknown).
+    """Returns the plan for these requests, on machines that cost `bill` (None: unknown).
 
     Raises:
         ConfigError: the estimate exceeds budget.max_usd, or the fleet's cost is unknown.
@@ -85,7 +83,7 @@ def _over_budget(config: Config, needs: Estimate) -> str:
             f"the limit of ${limit:,.2f}"
         )
     if needs.usd is None or needs.usd <= limit:
-        # watch/budget.py stops a run without an estimate at its limit.
+        # watch/budget.py stops a run without an estimate when it reaches the limit
         return ""
     fit = int(config.train.steps * (limit - needs.around) / (needs.usd - needs.around))
     with_them = f", ${needs.around:,.2f} of it for set-up and idle time" if needs.around else ""
@@ -94,8 +92,8 @@ def _over_budget(config: Config, needs: Estimate) -> str:
 
 
 def files_of(plan: Plan, changes: Iterable[Artifact]) -> dict[str, str]:
-    """Returns the contents of a plan's folder by file name: the resolved config, the plan as JSON,
-    and all artifacts.
+    """Returns the files of a plan's folder by name: the resolved config, the plan as JSON, and all
+    artifacts.
     """
     record = {
         "derived": [asdict(row) for row in plan.derived],

@@ -1,5 +1,6 @@
-"""Sizes a fleet: computes the time and cost of a training for many numbers of nodes, and finds the
-size that meets a wish. Compares node types by a fleet of each type and tariff for the same tokens.
+"""Sizes a fleet: computes a training's time and cost for many node counts, and finds the size that
+meets the user's limits. Compares node types by sizing a fleet of each type and tariff for the same
+tokens.
 """
 
 from __future__ import annotations
@@ -23,9 +24,8 @@ from .estimate import Bill, spread_of
 DAY = 86400.0
 LARGEST = 10_000  # nodes
 MOST_TOKENS = 1e16  # over 250 times the tokens of Qwen3 (arXiv:2505.09388)
-KNEE = 1.1  # maximum cost per token at the table's knee, relative to the lowest cost
-# Tokens per parameter that make the best use of a given compute budget (Hoffmann et al. 2022,
-# arXiv:2203.15556)
+KNEE = 1.1  # maximum cost per token at the knee, relative to the lowest cost
+# compute-optimal tokens per parameter (Hoffmann et al. 2022, arXiv:2203.15556)
 CHINCHILLA = 20
 
 
@@ -40,8 +40,8 @@ class Wish:
 
 @dataclass(frozen=True)
 class Size:
-    """One size of the fleet: its best layout, tokens per second, MFU and goodput, and the tokens,
-    days and dollars of a training. `spread` is that of the estimate (`spread_of`).
+    """A fleet size with its best layout: tokens per second, MFU and goodput, and a training's
+    tokens, days and US dollars. `spread` is the prediction's uncertainty (`spread_of`).
     """
 
     nodes: int
@@ -56,8 +56,8 @@ class Size:
 
     @property
     def each(self) -> float:
-        """Returns the cost per token, which compares sizes. It is in US dollars or, for free
-        machines, in node-days.
+        """Returns the cost per token for comparing sizes: in US dollars or, for free machines, in
+        node-days.
         """
         return (self.usd or self.nodes * self.days) / self.tokens
 
@@ -67,13 +67,13 @@ class Size:
 
 
 def sizes(config: Config, wish: Wish, bill: Bill | None) -> list[Size]:
-    """Returns a size for each number of nodes that can hold the model, smallest first.
+    """Returns a size for each node count that can hold the model, smallest first.
 
-    Without TOKENS, USD and DAYS determine the length of the training. Without USD, train.steps
-    determines it.
+    If TOKENS is not set, USD and DAYS determine the length of the training. If USD is not set
+    either, train.steps does.
 
     Raises:
-        ConfigError: the device is unknown, or USD is given and the price is unknown.
+        ConfigError: the device is unknown, or USD is set and the price is unknown.
     """
     device = _sizable(config, wish, bill)
     require_possible(config, wish)
@@ -100,7 +100,7 @@ def sizes(config: Config, wish: Wish, bill: Bill | None) -> list[Size]:
 
 
 def _sizable(config: Config, wish: Wish, bill: Bill | None) -> Accelerator:
-    """Returns the ranks' device. Raises ConfigError like `sizes`."""
+    """Returns the ranks' device. Raises the same ConfigErrors as `sizes`."""
     device = config.fleet.rank_device
     if device is None:
         kind = config.fleet.node_type
@@ -140,14 +140,14 @@ def require_possible(config: Config, wish: Wish) -> None:
 
 
 def answer(found: Sequence[Size], wish: Wish, fleet: int | None = None) -> Size:
-    """Returns the size that meets the wish.
+    """Returns the size that meets the limits.
 
-    With only TOKENS, returns the size with `fleet` nodes, or the knee if that size does not hold
-    the model. With USD and no TOKENS, returns the size that trains on the most tokens. Otherwise
-    returns the cheapest size with DAYS, and the fastest one with only USD.
+    With only TOKENS, returns the size with `fleet` nodes, or the knee if that size can't hold the
+    model. With USD but not TOKENS, returns the size that trains on the most tokens. Otherwise,
+    returns the cheapest size if DAYS is set, and the fastest one if not.
 
     Raises:
-        ConfigError: no size meets the wish; the message names the nearest sizes.
+        ConfigError: no size meets the limits; the message names the nearest sizes.
     """
     if wish.days is None and wish.usd is None:
         return next((size for size in found if size.nodes == fleet), knee(found))
@@ -157,13 +157,13 @@ def answer(found: Sequence[Size], wish: Wish, fleet: int | None = None) -> Size:
     if wish.tokens is None and wish.usd is not None:
         return max(meets, key=lambda size: size.tokens)
     if wish.days is not None:
-        # Free machines are compared by node-days.
+        # free machines are compared by node-days
         return min(meets, key=lambda size: (size.usd or size.nodes * size.days, size.days))
     return min(meets, key=lambda size: size.days)
 
 
 def knee(found: Sequence[Size]) -> Size:
-    """Returns the fastest size with a cost per token of at most 10 % above the lowest. Without a
+    """Returns the fastest size with a cost per token at most 10 % above the lowest. Without a
     price, the cost is in node-days.
     """
     least = min(size.each for size in found)
@@ -174,10 +174,10 @@ def knee(found: Sequence[Size]) -> Size:
 
 
 def surely(found: Sequence[Size], wish: Wish) -> Size | None:
-    """Returns the size that is in time with 90 % confidence. Returns None without DAYS, if USD
-    sets the tokens, or if no size is.
+    """Returns the size that meets DAYS with 90 % confidence. Returns None if no size does, if DAYS
+    is not set, or if USD determines the tokens.
 
-    Eight of ten runs are within the spread of the prediction, so one takes longer.
+    Eight of ten runs are within the prediction's spread, so one of ten takes longer.
     """
     if wish.days is None or not is_dated(wish):
         return None
@@ -190,27 +190,29 @@ def surely(found: Sequence[Size], wish: Wish) -> Size | None:
 
 
 def is_dated(wish: Wish) -> bool:
-    """Tells whether a number of tokens has a date: TOKENS, or train.steps without USD."""
+    """Returns whether a fixed number of tokens has a deadline: TOKENS, or train.steps without
+    USD.
+    """
     return wish.days is not None and (wish.tokens is not None or wish.usd is None)
 
 
 def shown(found: Sequence[Size], *chosen: Size) -> list[Size]:
-    """Returns the sizes for a table: powers of two, and the chosen sizes."""
+    """Returns the sizes to show in a table: powers of two, and the chosen sizes."""
     return [size for size in found if size.nodes & (size.nodes - 1) == 0 or size in chosen]
 
 
 def remark(config: Config, tokens: float) -> str:
-    """Compares the tokens per parameter with the best use of a given compute budget."""
+    """Compares the tokens per parameter with the compute-optimal ratio."""
     ratio = tokens / count_parameters(config.model)
     return (
         f"{ratio:,.3g} tokens per parameter; {CHINCHILLA} give the best model for a given "
-        "compute, more give a better small model"
+        "compute budget, and more give a better small model"
     )
 
 
 def _counts(config: Config) -> Iterator[int]:
-    """Yields the powers of two, the values halfway between them, and the fleet's number: 1, 2, 3,
-    4, 6, 8, 12 ...
+    """Yields node counts: powers of two, the values halfway between them, and the fleet's own, as
+    in 1, 2, 3, 4, 6, 8, 12 ...
     """
     powers = [2**power for power in range(LARGEST.bit_length())]
     counts = {count for power in powers for count in (power, power + power // 2)} | {
@@ -308,20 +310,20 @@ def _dollars(size: Size) -> float:
 
 
 def _up(value: float) -> str:
-    """Rounds up to three digits, so that the suggested limit can be met."""
+    """Rounds up to three significant digits, so that the suggested limit can be met."""
     digits = 10 ** (math.floor(math.log10(value)) - 2) if value > 0 else 1
     return f"{math.ceil(value / digits) * digits:.12g}"
 
 
-SURE = 0.9  # chance to meet DAYS from which a fleet need not grow
-# A normal distribution has four of five values within this many standard deviations.
+SURE = 0.9  # probability of meeting DAYS at which a fleet is large enough
+# standard deviations that cover four of five values of a normal distribution
 FOUR_OF_FIVE = NormalDist().inv_cdf(0.9)
 
 
 @dataclass(frozen=True)
 class Bid:
     """A fleet of one node type at one tariff. `chance` is the probability of meeting DAYS, or None
-    without DAYS. `fitted`: the speed of its devices is fitted to published runs.
+    without DAYS. `fitted` means that the device's speed was fitted to published runs.
     """
 
     name: str
@@ -332,9 +334,9 @@ class Bid:
 
 
 def bids(config: Config, wish: Wish) -> list[Bid]:
-    """Returns a bid for each tariff of the config's node type that meets the wish's limits, except
-    DAYS. With DAYS, the fleet is the smallest with a chance of SURE, otherwise the one with the
-    best chance. Without DAYS, it is the knee (sizing.py).
+    """Returns a bid for each tariff of the config's node type that meets the limits other than
+    DAYS. With DAYS, the fleet is the smallest one with a chance of at least SURE, or else the one
+    with the best chance. Without DAYS, it is the knee.
 
     Raises:
         ConfigError: the type has no known price, or none of its fleets is possible.
@@ -363,8 +365,8 @@ def _none(row: NodeType, why: str) -> ConfigError:
 
 
 def chance(size: Size, days: float | None) -> float | None:
-    """Returns the probability that the training ends within `days`. The logarithm of its time is
-    taken as normally distributed, with four of five values within the spread.
+    """Returns the probability that training ends within `days`. The log of its duration is assumed
+    to be normally distributed, with four of five values within the spread.
     """
     if days is None:
         return None
@@ -372,7 +374,9 @@ def chance(size: Size, days: float | None) -> float | None:
 
 
 def best(found: Sequence[Bid]) -> Bid:
-    """Returns the cheapest bid with a chance of SURE, or else the bid with the best chance."""
+    """Returns the cheapest bid with a chance of at least SURE, or else the one with the best
+    chance.
+    """
     sure = [bid for bid in found if bid.chance is None or bid.chance >= SURE]
     return min(sure, key=cost) if sure else max(found, key=lambda bid: bid.chance or 0.0)
 
@@ -383,7 +387,7 @@ def cost(bid: Bid) -> tuple[float, float]:
 
 
 def _growing(config: Config, wish: Wish, device: Accelerator) -> Iterator[Size]:
-    """Yields sizes in powers of two, at a price of $1 per node-hour, until a larger one can't be
+    """Yields sizes in powers of two, priced at $1 per node-hour, until a larger size can't be
     better.
     """
     row, least = config.fleet.node_type, 0.0
@@ -400,7 +404,9 @@ def _growing(config: Config, wish: Wish, device: Accelerator) -> Iterator[Size]:
 
 
 def _first(config: Config, wish: Wish, device: Accelerator) -> int:
-    """Returns the power of two from which a fleet could meet DAYS at its peak FLOP/s."""
+    """Returns the power of two to start from, as an exponent: no smaller fleet could meet DAYS,
+    even at its peak FLOP/s.
+    """
     if wish.days is None or wish.tokens is None:
         return 0
     peak = device.peak(format_of(config)) * config.fleet.ranks_per_node
@@ -410,7 +416,7 @@ def _first(config: Config, wish: Wish, device: Accelerator) -> int:
 
 
 def _affordable(found: Sequence[Size], tariff: Tariff, wish: Wish) -> list[Size]:
-    """Returns the sizes at the tariff's price that are within its limits and USD."""
+    """Returns the sizes, at the tariff's price, that are within USD and the tariff's limits."""
     priced = (replace(size, usd=(size.usd or 0.0) * tariff.usd_per_hour) for size in found)
     return [
         size
@@ -422,5 +428,5 @@ def _affordable(found: Sequence[Size], tariff: Tariff, wish: Wish) -> list[Size]
 
 
 def _chosen(found: Sequence[Size], days: float | None) -> Size:
-    """Returns the size for a bid. The last size is the only one that may have a chance of SURE."""
+    """Returns the size to bid. The last size is the only one that can have a chance of SURE."""
     return knee(found) if days is None else found[-1]

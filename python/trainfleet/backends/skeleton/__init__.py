@@ -1,6 +1,6 @@
 """Templates for a package that adds a backend.
 
-`make new-backend` writes the package. From the start, its backend can plan jobs.
+`make new-backend` writes the package. The generated backend can already plan jobs.
 """
 
 from __future__ import annotations

@@ -202,8 +202,8 @@ class Slurm(Backend):
         return Request(job, (script,))
 
     def _sited(self) -> tuple[Config, list[str]]:
-        """Returns the config with the site's sbatch settings, and one note per variable that sets
-        one.
+        """Returns the config with the site's sbatch settings, and a note about each environment
+        variable that sets one.
         """
         config = cluster_file.in_every_zone(self.config)
         if self._known is None:
@@ -308,7 +308,7 @@ class Slurm(Backend):
         return Phase.STOPPING if is_asked else phase
 
     def _why_exiting(self, job: SlurmJob, handle: Handle, exits: Mapping[int, int]) -> str:
-        """Returns why an active job is suspended, not ready yet, or cancelled, otherwise "".
+        """Returns why an active job is suspended, not ready yet, or cancelled, or "" if it isn't.
 
         If its nodes have exited, the next `look` queries Slurm, because the state is about to
         change.

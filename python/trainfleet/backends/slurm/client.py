@@ -93,7 +93,7 @@ class Said:
 
 
 # Prefixes of environment variables with which sites and users change how Slurm commands behave,
-# such as a squeue filter or a scancel prompt. options.py reads sbatch's variables.
+# such as a squeue filter or a scancel prompt. sbatch.py reads sbatch's variables.
 SAID = ("SBATCH_", "SQUEUE_", "SACCT_", "SCANCEL_", "SINFO_", "SCONTROL_", "SLURM_HINT")
 # environment variables that every job inherits from this process
 GIVEN = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "SLURM_CONF")
@@ -136,7 +136,7 @@ def ask_here(
         )
     except subprocess.TimeoutExpired as error:
         raise BackendError(
-            f"{words[0]} does not answer",
+            f"{words[0]} does not respond",
             why=f"no answer in {TIMEOUT:.0f} s",
             next="scontrol ping; sinfo",
         ) from error
@@ -155,7 +155,7 @@ def as_asked(words: Sequence[str], command: str) -> str:
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """Job as reported by squeue or sacct."""
+    """A job, as reported by squeue or sacct."""
 
     id: str
     state: str
@@ -203,7 +203,7 @@ def parse(out: str) -> dict[str, SlurmJob]:
 
 
 class SlurmClient:
-    """Slurm client, which runs its commands through `ask`."""
+    """Slurm client that runs commands through `ask`."""
 
     def __init__(self, ask: Ask = ask_here) -> None:
         self.ask = ask
@@ -369,7 +369,7 @@ def refused(command: str, said: str) -> BackendError:
 
 @dataclass(frozen=True)
 class Partition:
-    """Partition as reported by `scontrol show partition`."""
+    """A partition, as reported by `scontrol show partition`."""
 
     name: str
     is_default: bool

@@ -1,6 +1,5 @@
-"""Checks that a cluster can run a job before the job is submitted.
-
-Otherwise, sbatch might reject the job or leave it pending forever.
+"""Checks that a cluster can run a job before the job is submitted, because sbatch might otherwise
+reject it or leave it pending forever.
 
 While a job runs, also checks whether its nodes respond, because Slurm detects a dead node only
 after SlurmdTimeout. Each check opens a TCP connection to slurmd's port on the node. A refused

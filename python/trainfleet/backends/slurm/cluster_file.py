@@ -40,11 +40,11 @@ HEAD = "c5.4xlarge"  # head node instance type in the AWS article that the recip
 NOBODY = "127.0.0.1/32"
 # operating system whose Python version is covered by the package lock
 WITH_PYTHON = "ubuntu2404"
-NONE_YET = f"fs-{0:017}"  # in a plan, while setup has not created the file system
+NONE_YET = f"fs-{0:017}"  # placeholder in a plan, until setup creates the file system
 HEAD_DISK = 200  # GiB for home folders and the compiler toolchain
 BOUGHT = {"spot": "SPOT", "block": "CAPACITY_BLOCK"}  # all others are ONDEMAND
 RESERVED_KINDS = ("reservation", "block")
-LONGEST_QUEUE = 25  # characters of a queue's name (ParallelCluster's NAME_MAX_LENGTH)
+LONGEST_QUEUE = 25  # maximum characters in a queue's name (ParallelCluster's NAME_MAX_LENGTH)
 # NVIDIA kernel modules missing from ParallelCluster's images, which since version 3.8 include only
 # the open ones.
 CLOSED = "proprietary"
@@ -87,8 +87,8 @@ def costs(config: Config, prices: Prices) -> spending.Spending:
 
 
 def subnets_of(config: Config) -> tuple[str, ...]:
-    """Returns the nodes' subnets, one per zone. In a plan, their ids are placeholders while the
-    network does not exist.
+    """Returns the nodes' subnets, one per zone. In a plan, their IDs are placeholders until the
+    network exists.
     """
     zones = max(1, len(config.fleet.aws.zones))
     return config.fleet.aws.subnets or tuple(f"subnet-{number:017}" for number in range(zones))
@@ -376,8 +376,8 @@ def _queues(config: Config) -> Refusals:
     if 0 < most < fleet.nodes:
         yield (
             "fleet.nodes",
-            f"{fleet.nodes}: the largest queue has at most {most} nodes; set NODES={most}, or a "
-            "larger max",
+            f"{fleet.nodes}: the largest queue has at most {most} nodes; set NODES={most}, or "
+            "raise max",
         )
 
 

@@ -137,8 +137,8 @@ class Cluster(Machines):
         )
 
     def apply(self) -> int:
-        """Creates or updates the cluster and waits until it is ready. Raises BackendError with the
-        first failure.
+        """Creates or updates the cluster and waits until it is ready. Raises a BackendError
+        explaining the first failure.
         """
         state = self.look()
         if state and state.passes:
@@ -341,9 +341,8 @@ class Cluster(Machines):
         try:
             self._delete()
         except BackendError:
-            Sweep(
-                self.calls, own.stack, say
-            ).end_instances()  # stop paying for instances even if pcluster fails
+            # stop paying for instances even if pcluster fails
+            Sweep(self.calls, own.stack, say).end_instances()
             raise
         stay = own.remove(purge, say)
         prove_gone(
@@ -391,7 +390,7 @@ class Cluster(Machines):
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
-            what, why = f"pcluster {verb} does not answer", f"no answer in {TIMEOUT:.0f} s"
+            what, why = f"pcluster {verb} does not respond", f"no answer in {TIMEOUT:.0f} s"
             raise BackendError(what, why=why, next="run the command again") from error
         said = (
             _parsed(done.stdout)

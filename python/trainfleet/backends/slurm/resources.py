@@ -38,9 +38,8 @@ from .parallelcluster import Cluster
 # sinfo columns: numbers first, names next, and administrators' free text last
 COLUMNS = "%D|%c|%m|%R|%N|%G|%f"
 MOST_ROWS = 1000
-FREE_WITHIN = (
-    20  # seconds to wait for a free node to examine; without one, only sinfo's report is used
-)
+# seconds to wait for a free node to examine; without one, only sinfo's report is used
+FREE_WITHIN = 20
 LOOK_MINUTES = 2
 
 
