@@ -169,7 +169,6 @@ def told_of(what: str, then: str) -> Iterator[None]:
         print(
             f"{what}, and it may cost money\n  next: run make ls to list the resources; {then}",
             file=sys.stderr,
-            flush=True,
         )
         raise
 
@@ -340,8 +339,7 @@ class Instances(Stacked):
             if not said:
                 print(
                     f"waiting for the host keys of {len(missing)} nodes; AWS reports them a few "
-                    "minutes after boot",
-                    flush=True,
+                    "minutes after boot"
                 )
                 said = True
             clock.sleep(AGAIN)
@@ -398,4 +396,4 @@ def _left(left: list[OwnedResource], calls: Calls, troubles: Mapping[str, str]) 
 
 
 def say(text: str) -> None:
-    print(text, flush=True)
+    print(text)

@@ -222,7 +222,7 @@ class Hosts(Place):
         out = Path(variables["OUT"])
         made = f"runs/{self.run.name}/huggingface/{HANDED}{secrets.token_hex(8)}"
         try:
-            print(f"exporting on {host.name}", flush=True)
+            print(f"exporting on {host.name}")
             if code := self._send(host, verb, config, variables | {"OUT": made}, lambda said: None):
                 return code
             files = fetch(self.transport, host, f"{self.folder}/{made}", out)

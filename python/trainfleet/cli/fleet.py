@@ -154,7 +154,7 @@ def clean(variables: Variables, started: float) -> int:
             # Clean up this machine even if cleaning up the fleet fails.
             cleaning.remove_remakeable()
             raise
-        print(f"warning: {error}\nthe machines are removed anyway", flush=True)
+        print(f"warning: {error}\nthe machines are removed anyway")
     return cleaning.take_down(machines, cleaning.folders_of(config, run), made, purge, sure)
 
 

@@ -98,7 +98,7 @@ def scaling(variables: Variables, started: float) -> int:
     for config, derived in sizes:
         short = measured(shared(config), f"{base}-{config.fleet.nodes}", WARM_UP + steps)
         layout, nodes, batch = degrees(config), config.fleet.nodes, config.train.global_batch_size
-        print(f"{nodes} node{'s' * (nodes > 1)}: {layout}, {batch} sequences per step", flush=True)
+        print(f"{nodes} node{'s' * (nodes > 1)}: {layout}, {batch} sequences per step")
         if code := train(plan_of(short, derived, launch=short.name), started, summarize=False):
             return code
         done.append((config, layout, results_of(run_of(short.name))))
@@ -117,7 +117,7 @@ def sweep(variables: Variables, started: float) -> int:
         raise ConfigError.of("STOP", message, next="set STOP=half, or omit it")
     samples = number(variables, "SAMPLES", 0)
     points = sweep.points_of(settings_of(variables), variables.get("GRID", ""), samples)
-    print(f"{len(points)} points: {sweep.require_affordable(points)}", flush=True)
+    print(f"{len(points)} points: {sweep.require_affordable(points)}")
     job_image.make_ready(points[0].config)
     return sweep.run(points, started, "STOP" in variables)
 
@@ -166,7 +166,7 @@ def rehearse(variables: Variables, started: float) -> int:
     outcomes: list[rehearsal_table.FaultOutcome] = []
     run = run_of(f"{config.name}-rehearsal-{time.strftime('%m%d-%H%M%S')}")
     with stage_for(config, flag(variables, "YES")) as made:
-        print(row(*rehearsal_table.HEAD), flush=True)
+        print(row(*rehearsal_table.HEAD))
         for fault in faults:
             # the rest of the row is printed when this fault's run has ended
             show_at_once(fault.name)
@@ -175,7 +175,7 @@ def rehearse(variables: Variables, started: float) -> int:
             except BaseException:
                 print()
                 raise
-            print(row(*outcomes[-1].cells).removeprefix(fault.name), flush=True)
+            print(row(*outcomes[-1].cells).removeprefix(fault.name))
         rehearsal_table.write(run, made.run(WHOLE).folder, config.fleet.backend, outcomes)
     broken = [outcome for outcome in outcomes if outcome.broken]
     for outcome in broken:

@@ -159,8 +159,7 @@ def require_intact(store: CheckpointStore, step: int) -> None:
     commit = store.read(step)
     print(
         f"{store.address(step)}: {len(commit.files)} files, {size(commit.size)}, saved by "
-        f"{layout(commit.layout)}",
-        flush=True,
+        f"{layout(commit.layout)}"
     )
     faults = [fault for fault in read_through(store, step, commit) if fault]
     if faults:
@@ -171,7 +170,7 @@ def require_intact(store: CheckpointStore, step: int) -> None:
             why="; ".join(faults),
             then=then,
         )
-    print(f"every byte is intact ({len(commit.files)} checksums)", flush=True)
+    print(f"every byte is intact ({len(commit.files)} checksums)")
 
 
 def chosen(variables: Variables, store: CheckpointStore, name: str) -> int:

@@ -71,7 +71,7 @@ def watch(variables: Variables, started: float) -> int:
         _draw(run, place)
         server = served(port, lambda: all_runs.report_of(run))
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        print(f"{run.name}: {server.link}\nCtrl-C stops this server, not the run", flush=True)
+        print(f"{run.name}: {server.link}\nCtrl-C stops this server, not the run")
         try:
             while True:
                 time.sleep(max(10.0, place.pace))
@@ -92,7 +92,7 @@ def _watch_all(port: int) -> int:
     # The list is ready once the user has opened the page.
     threading.Thread(target=pages.runs, daemon=True).start()
     with suppress(KeyboardInterrupt):
-        print(f"all runs: {server.link}\nCtrl-C stops this server, not the runs", flush=True)
+        print(f"all runs: {server.link}\nCtrl-C stops this server, not the runs")
         server.serve_forever()
     return 0
 
@@ -137,7 +137,7 @@ def _draw(run: Run, place: Place) -> None:
     try:
         place.refresh()
     except BackendError as error:
-        print(f"showing the last known state: {error}", flush=True)
+        print(f"showing the last known state: {error}")
     html.write(run)
 
 
@@ -204,7 +204,7 @@ def status(variables: Variables, started: float) -> int:
     except BackendError:
         if run.results.exists() and not flag(variables, "JSON"):
             minutes = (started - run.results.stat().st_mtime) / 60
-            print(f"{summary.status(run)}\nthis state is {minutes:.0f} min old", flush=True)
+            print(f"{summary.status(run)}\nthis state is {minutes:.0f} min old")
         raise
     if flag(variables, "JSON"):
         json_output.emit(json_output.StatusOutput(json_output.state_of(run, heard or "")))
@@ -322,13 +322,10 @@ def stop(variables: Variables, started: float) -> int:
             print(f"{run.name} is not running{place.words}; nothing to stop")
             return 0
         if not led:
-            print(f"its launcher is gone, but {', '.join(alone)} are still running", flush=True)
+            print(f"its launcher is gone, but {', '.join(alone)} are still running")
         calmly = run_location.stop(place, run, variables)
         if not calmly:
-            print(
-                f"no answer for {run_location.PATIENCE:.0f} s; killing its processes now",
-                flush=True,
-            )
+            print(f"no answer for {run_location.PATIENCE:.0f} s; killing its processes now")
             run_location.end(variables)
             place.refresh()
             run_location.require_over(run)
@@ -396,5 +393,5 @@ def print_new(log: Path, end: int, most: int = 0) -> int:
     """
     lines, end = whole_lines(log, end)
     for line in lines[-most:]:
-        print(f"{log.stem}  {line.decode(errors='replace')}", flush=True)
+        print(f"{log.stem}  {line.decode(errors='replace')}")
     return end

@@ -321,7 +321,7 @@ class BuildSteps:
         elif CACHED.match(text):
             self.end("(cached)")
         elif not NOISE.match(text):
-            print(f"{NEWLINE if self.open else ''}  {self.builder} | {shown(text)}", flush=True)
+            print(f"{NEWLINE if self.open else ''}  {self.builder} | {shown(text)}")
             self.open = False
 
     def end(self, how: str = "") -> None:
@@ -329,7 +329,7 @@ class BuildSteps:
         seconds = time.monotonic() - self.began
         outcome = how or (f"{seconds:.0f} s" if seconds > LONG else "")
         if self.runs and (self.open or outcome):
-            print(f"  {outcome}".rstrip() if self.open else f"{'':8}{outcome}", flush=True)
+            print(f"  {outcome}".rstrip() if self.open else f"{'':8}{outcome}")
         self.runs = self.open = False
 
 

@@ -118,7 +118,7 @@ def stage_for(config: Config, sure: bool) -> Iterator[RehearsalStage]:
         if not head and Can.SHARED in backend.can:
             parent = Path(config.fleet.shared_folder or Path.cwd())
     words = "the rehearsal uses separate runs in a separate folder, starting with a fault-free run"
-    print(words, flush=True)
+    print(words)
     with own_folder(parent) as folder:
         stage = HostStage if head else RehearsalStage
         with prepared(stage(folder, shared(located), lacking(located, head))) as made:

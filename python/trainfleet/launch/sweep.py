@@ -201,7 +201,7 @@ def run(points: list[Point], started: float, halving: bool) -> int:
         codes = _followed(rung) if queues else (_trained(point, started) for point in rung)
         for number, point in enumerate(rung, 1):
             steps = point.config.train.steps
-            print(f"\npoint {number} of {len(rung)}, to step {steps:,}: {point.words}", flush=True)
+            print(f"\npoint {number} of {len(rung)}, to step {steps:,}: {point.words}")
             code = next(codes)
             if code == STOPPED:
                 print("next: run make sweep again to continue")
@@ -275,11 +275,11 @@ def _ended(point: Point, follower: subprocess.Popen[bytes] | None) -> int:
         time.sleep(LOOK_EVERY)
     if follower := follower or _begun(point):
         follower.wait()
-    print(f"{run.name} is {point.state.status} at step {point.state.step:,}", flush=True)
+    print(f"{run.name} is {point.state.status} at step {point.state.step:,}")
     if point.is_done:
         return 0
     lines, _ = whole_lines(run.logs / LOG, max(0, size_of(run.logs / LOG) - TAIL))
-    print(*(f"  | {line.decode(errors='replace')}" for line in lines), sep="\n", flush=True)
+    print(*(f"  | {line.decode(errors='replace')}" for line in lines), sep="\n")
     return 1
 
 

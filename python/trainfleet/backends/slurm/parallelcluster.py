@@ -142,7 +142,7 @@ class Cluster(Machines):
         """
         state = self.look()
         if state and state.passes:
-            print(f"{self.name} is already in progress: {state.status}", flush=True)
+            print(f"{self.name} is already in progress: {state.status}")
         else:
             key = public_key(self.config) if state is None else ""
             if state is None:
@@ -161,15 +161,14 @@ class Cluster(Machines):
         address = made.address or "without a public address"
         print(
             f"{self.name}: {made.status}, head node {address}; its nodes start when a job needs "
-            "them",
-            flush=True,
+            "them"
         )
-        print("next: make train", flush=True)
+        print("next: make train")
         return self.enter()
 
     def _begin(self, state: ClusterState | None, wanted: Sequence[Artifact]) -> None:
         if not wanted:
-            print(f"{self.name} already matches {cluster_file.FILE}", flush=True)
+            print(f"{self.name} already matches {cluster_file.FILE}")
             return
         for artifact in wanted:
             if artifact.name == cluster_file.SCRIPT:
@@ -182,11 +181,10 @@ class Cluster(Machines):
             *([] if state else ["--rollback-on-failure", "false"]),
         )
         for warning in said.get("validationMessages") or ():
-            print(f"{warning.get('level', '').lower()}: {warning.get('message', '')}", flush=True)
+            print(f"{warning.get('level', '').lower()}: {warning.get('message', '')}")
         print(
             f"{self.name} is being {'updated' if state else 'created'}; this takes about ten "
-            "minutes",
-            flush=True,
+            "minutes"
         )
 
     def _provide_key(self, key: str) -> None:
@@ -237,7 +235,7 @@ class Cluster(Machines):
                 continue
             shown.add(str(event.get("eventId")))
             if line := in_words(event):
-                print(f"  {line}", flush=True)
+                print(f"  {line}")
 
     def _events(self) -> list[Json]:
         """Returns the cluster's CloudFormation events, oldest first."""
