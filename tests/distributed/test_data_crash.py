@@ -54,7 +54,7 @@ def content(folder: Path) -> dict[str, str]:
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path.suffix in (".bin", ".idx", ".json")
     ]
-    kept = [path for path in files if path.parent.name != "progress"]
+    kept = [path for path in files if path.parent.name != "progress" and path.name != "head.json"]
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in kept

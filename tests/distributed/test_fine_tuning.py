@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -158,6 +159,7 @@ def test_a_chat_keeps_what_was_said_and_ends_with_ctrl_d_and_ctrl_c(
         command, cwd=bench.folder, env=ranks.environment(), stdin=-1, stdout=-1, stderr=-1
     ) as chat:
         assert chat.stdout is not None and chat.stderr is not None and chat.stdout.read(2) == b"> "
+        time.sleep(1)  # until it reads what is typed
         chat.send_signal(signal.SIGINT)
         assert chat.wait(30) == 0 and not chat.stderr.read()
 

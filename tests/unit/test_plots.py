@@ -76,6 +76,10 @@ RUNS: dict[str, dict[str, Any]] = {
     "restarted on other hardware": {"mfu": lambda step: 0.3 if step < 250 else 0.6},
     "flat": {"loss": lambda step: 4.0, "tokens_per_second": lambda step: 900.0},
     "jumps": {"loss": lambda step: 3.0 + (step % 7 == 0) * 5.0},
+    "two sources": {
+        f"valid_loss/{source}": lambda step, loss=loss: loss if step % 50 == 0 else None
+        for source, loss in (("web", 3.4), ("code", 2.1))
+    },
     "no number from 250 on": {"loss": lambda step: 3.0 if step < 250 else float("nan")},
 }
 
@@ -102,7 +106,8 @@ RUNS: dict[str, dict[str, Any]] = {
 def test_no_text_lies_on_a_curve_or_on_another_text(
     kind: str, steps: range, tmp_path: Path
 ) -> None:
-    run = make_run(tmp_path, steps=steps[-1])
+    sources = {key.removeprefix("valid_loss/"): 3.0 for key in RUNS[kind] if "/" in key}
+    run = make_run(tmp_path, steps=steps[-1], valid_losses=sources)
     _lines(run, steps, **RUNS[kind])
     for step, event in ((2, "resumed"), (260, "fault"), (260, "restarted"), (450, "stopped")):
         if step <= steps[-1]:

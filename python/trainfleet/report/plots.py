@@ -151,7 +151,7 @@ def _draw_loss(history: History) -> Figure:
     for name in islice(history.numbers("valid_losses"), LISTED):
         seen, valid = history.series(SOURCE_LOSS + name)
         if valid:
-            line(axes, seen, valid, VERMILION, width=1, alpha=0.4)
+            line(axes, seen, valid, VERMILION, lw=1, alpha=0.4)
             ends.append((valid[-1], f"{short(name)} {decimal(valid[-1])}", VERMILION))
     mark_breaks(axes, history)
     label_ends(axes, ends)
