@@ -73,6 +73,8 @@ def test_help_of_a_verb_tells_its_variables_and_does_nothing(
         0,
         "make drills: run the slow tests, in groups [ONLY CHANGED]\n",
     )
+    code, text = make(desk, "help", "tarin")
+    assert code == 2 and "'tarin' is not a verb; did you mean train?" in text
     assert not (desk / "runs").exists()
     (desk / ".venv/bin/python").write_text("#!/bin/sh\necho ran; exit 1\n")
     assert make(desk, "help")[0] == 0  # without Python

@@ -258,13 +258,13 @@ def test_a_summary_proposes_some_words_of_the_data_as_a_shell_takes_them(
 def test_status_page_and_summary_say_how_often_the_data_was_seen(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     run.update_results(dataset_tokens=4_096_000, dataset_skipped=3)
-    assert "data        0.5 epochs: 2.05M of 4.1M tokens; 3 bad records skipped" in status(run)
+    assert "data        2.05M tokens, 0.5 epochs of 4.1M; 3 bad records skipped" in status(run)
     write(run)
     assert "; 0.5 epochs; 3 bad records skipped" in run.report.read_text()
     run.update_results(
         dataset_tokens=1_024_000, dataset_skipped=0, dataset_notes=["2 files of x are not read"]
     )
-    assert "data        2 epochs: 2.05M of 1.02M tokens\n" in status(run)
+    assert "data        2.05M tokens, 2 epochs of 1.02M\n" in status(run)
     assert "note        2 files of x are not read\n" in status(run)
     run.update_results(dataset_notes=[f"unit {n}: 1 file skipped" for n in range(6)])
     assert "skipped\nnote        4 more in " in status(run) and "unit 2" not in status(run)

@@ -92,7 +92,6 @@ FILES = {
     "checkout": "new_backend test check release",
 }
 
-OPTIONS = "as options of the installed command: trainfleet train --nodes 4 --set train.steps=50"
 OF_A_CHECKOUT = ("test", "check", "release")
 
 
@@ -155,6 +154,9 @@ def described(arguments: Sequence[str], goals: Sequence[str] = ()) -> str:
 
     `--help` also accepts a verb. `goals` lists make's goals: `make help train` runs both, so train
     must also print its help.
+
+    Raises:
+        TrainfleetError: the word after `help` is not a verb.
     """
     if "--completion" in arguments:
         return completion()
@@ -176,8 +178,10 @@ def described(arguments: Sequence[str], goals: Sequence[str] = ()) -> str:
         )
     )
     if verb:
-        takes = [f"  {name:8} {VARIABLES[name]}" for name in VERBS[verb]]
-        return "\n".join([f"make {verb} [NAME=value ...]: {lines[verb]}", *takes, OPTIONS])
+        return _help_of(verb, lines[verb])
+    words = " ".join(arguments).replace("help", "").split()
+    if words and not words[0].startswith("-"):
+        _verb(words)
     table = [f"  {name:12} {lines[name]}" for name in VERBS if name not in OF_A_CHECKOUT]
     return "\n".join(
         [
@@ -186,6 +190,15 @@ def described(arguments: Sequence[str], goals: Sequence[str] = ()) -> str:
             *table,
         ]
     )
+
+
+def _help_of(verb: str, about: str) -> str:
+    takes = VERBS[verb]
+    width = max(map(len, takes), default=0)
+    rows = [f"  {name:{width}}  {VARIABLES[name]}" for name in takes]
+    if "SET" in takes:
+        rows.append(f"with the installed command: trainfleet {verb} --set train.steps=50")
+    return "\n".join([f"make {verb} [NAME=value ...]: {about}", *rows])
 
 
 def completion() -> str:

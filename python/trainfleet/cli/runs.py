@@ -175,7 +175,9 @@ def runs_of(text: str) -> list[Run]:
         if name not in here
     ]
     if not problems and not 2 <= len(names) <= MOST:
-        problems = [Problem(0, "RUNS", "", f"must name two to {MOST} runs, not {len(names)}")]
+        problems = [
+            Problem(0, "RUNS", "", f"must name 2 to {MOST} different runs, not {len(names)}")
+        ]
     if problems:
         raise ConfigError(
             problems, next="run make runs to list them, then make compare RUNS='one another'"

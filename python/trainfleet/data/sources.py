@@ -173,7 +173,7 @@ def short_names(paths: Sequence[str]) -> list[str]:
     """Returns the paths without the folders that all of them share."""
     shared = commonprefix(paths)  # noqa: RUF071 - cut after a slash below
     start = shared.rfind("/") + 1 if len(paths) > 1 else 0
-    return [path[start:].strip("/") or path for path in paths]
+    return [path[start:].rstrip("/") or path for path in paths]
 
 
 def epochs(data: Data, tokens: Mapping[int, int], taken: float) -> dict[str, float]:

@@ -104,7 +104,7 @@ def _outcome(history: History) -> list[Row]:
 def _data(history: History) -> list[Row]:
     """Returns how much of the data the run has used, and notes on skipped records."""
     told = [
-        f"{history.epochs}: {quantity(history.measured('tokens'))} of {quantity(whole)} tokens"
+        f"{quantity(history.measured('tokens'))} tokens, {history.epochs} of {quantity(whole)}"
         for whole in [number(history.results.get("dataset_tokens"))]
         if whole and history.epochs
     ]
