@@ -53,21 +53,16 @@ def main(arguments: list[str]) -> int:
         config = load_resolved(path)
         finished = tokenize(config.data, share)
     except TrainfleetError as error:
-        print(error, file=sys.stderr, flush=True)
+        print(error, file=sys.stderr)
         with suppress(TrainfleetError):  # if the disk is full, only the log shows the error
             record_fault(Run(path.parent, records.node(share.node, order)), share, error)
         return error.exit_code
     if finished:
         print(
             f"finished: {finished.tokens:,} training tokens, {finished.validation_tokens:,} "
-            "validation tokens",
-            flush=True,
+            "validation tokens"
         )
-        print(
-            "".join(f"skipped: {record}\n" for record in finished.skipped_records),
-            end="",
-            flush=True,
-        )
+        print("".join(f"skipped: {record}\n" for record in finished.skipped_records), end="")
     return 0
 
 

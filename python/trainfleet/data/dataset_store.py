@@ -142,9 +142,7 @@ class Claim:
                     return mine
             elif not seen:
                 print(
-                    f"{holder} may be tokenizing this dataset; watching its claim for "
-                    f"{LAPSE:.0f} s",
-                    flush=True,
+                    f"{holder} may be tokenizing this dataset; watching its claim for {LAPSE:.0f} s"
                 )
                 seen = version
             elif version != seen:
@@ -164,13 +162,12 @@ class Claim:
             # Continue, because other jobs can't take over a claim in an unreachable bucket. The
             # job's own requests will report the problem.
             except S3Error as error:
-                print(error, file=sys.stderr, flush=True)
+                print(error, file=sys.stderr)
                 continue
             if not version:
                 print(
                     _busy(self.address, f"this job did not renew its claim for {LAPSE:.0f} s"),
                     file=sys.stderr,
-                    flush=True,
                 )
                 os.kill(os.getpid(), signal.SIGTERM)
                 return

@@ -59,7 +59,7 @@ def tokenize(data: Data, share: Share, root: Path = run_folder.DATA) -> Manifest
     """
     store = manifest.store_of(data, root)
     if (finished := manifest.find(data, root)) is not None:
-        print(f"dataset {data.name} is already finished: {finished.tokens:,} tokens", flush=True)
+        print(f"dataset {data.name} is already finished: {finished.tokens:,} tokens")
         return finished
     with only_job(store) if share.node == 0 else nullcontext():
         progress.clear(store, share.node, share.nodes)
@@ -79,16 +79,15 @@ def prepare(data: Data, plan: UnitPlan, store: DatasetStore) -> Preparation:
     settings and files.
     """
     for line in (*plan.notes, *(f"warning: {warning}" for warning in plan.warnings)):
-        print(line, flush=True)
+        print(line)
     existing = manifest.read_preparation(store)
     if existing and _fits(existing, data, plan) and _tokenizer_of(store, existing) is not None:
-        print(f"continuing with the dataset in {store.describe('')}", flush=True)
+        print(f"continuing with the dataset in {store.describe('')}")
         return existing
     if existing:
         print(
             f"starting again in {store.describe('')}: the unfinished dataset there has "
-            "different settings or files",
-            flush=True,
+            "different settings or files"
         )
         # If the old plan stayed in place, it would mark the new tokenizer as ready.
         store.remove(manifest.PLAN)
@@ -110,8 +109,7 @@ def prepare(data: Data, plan: UnitPlan, store: DatasetStore) -> Preparation:
     manifest.write(store, manifest.PLAN, preparation)
     print(
         f"tokenizer of {tokenizer.vocabulary_size:,} tokens ready in "
-        f"{time.monotonic() - began:.1f} s",
-        flush=True,
+        f"{time.monotonic() - began:.1f} s"
     )
     return preparation
 
@@ -134,7 +132,7 @@ def await_preparation(data: Data, plan: UnitPlan, store: DatasetStore, node: int
             )
         if waited - reminded > REMIND:
             reminded = waited
-            print(f"waiting for node 0 to prepare the tokenizer ({waited:.0f} s)", flush=True)
+            print(f"waiting for node 0 to prepare the tokenizer ({waited:.0f} s)")
         time.sleep(POLL)
 
 
@@ -202,7 +200,7 @@ def _do_units(
         tokens = sum(shard.tokens for shard in record.shards)
         meter.add(bytes_=record.bytes, documents=record.documents, tokens=tokens, units=1)
     meter.write()
-    print(f"node {share.node}: {len(missing)} of {len(mine)} units left", flush=True)
+    print(f"node {share.node}: {len(missing)} of {len(mine)} units left")
     workers = min(share.workers, len(missing))
     if workers > 1:
         _in_processes(_Task(data, preparation, store, share.node), missing, workers)
@@ -280,7 +278,7 @@ def _serve(links: dict[Connection, SpawnProcess], units: Iterator[Unit]) -> None
 def _require_well(process: SpawnProcess, number: int) -> None:
     process.join()
     if process.exitcode:
-        print(f"worker {number} exited with code {process.exitcode}", file=sys.stderr, flush=True)
+        print(f"worker {number} exited with code {process.exitcode}", file=sys.stderr)
         sys.exit(process.exitcode if process.exitcode > 0 else 128 - process.exitcode)
 
 

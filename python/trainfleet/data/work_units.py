@@ -92,7 +92,7 @@ class UnitWork:
                 f"unit {unit.index}: {self.tokenizer.backend} encodes {mismatch} wrongly; "
                 "encoded again with the reference"
             )
-            print(note, flush=True)
+            print(note)
             draft = self._encode(unit, self.tokenizer.reference, (*notes, note))
         self.encoded += draft.record.text_bytes
         if self.encoded > RENEWED:

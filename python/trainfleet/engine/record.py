@@ -112,7 +112,7 @@ class Recorder:
         losses = [f"  {name.replace(VALID_LOSS, 'validation')} {valid[name]:.4f}" for name in valid]
         self._tell_skips(line)
         self._append(line | valid)
-        print(text, *losses, sep="", flush=True)
+        print(text, *losses, sep="")
         if time.monotonic() - self.updated > RESULTS_EVERY:
             self._try(self.update)
 
@@ -149,7 +149,7 @@ class Recorder:
             before = self.lines[-1].get(event, 0) if self.lines else 0
             if (steps := line.get(event, 0) - before) > 0:
                 self._record(event, step=self.progress.step, steps=steps)
-                print(f"{steps} steps skipped: {words}", flush=True)
+                print(f"{steps} steps skipped: {words}")
 
     def saved(self, news: list[Saved]) -> None:
         """Records finished saves, and prints failed ones."""
@@ -162,7 +162,7 @@ class Recorder:
                 # Print the cause first, and on one line, so that a later failure isn't blamed on
                 # this error.
                 why = f"{save.error.why} ({save.error.what}); {save.error.next}"
-                print(f"step {save.step:,} was not saved: {why}", flush=True)
+                print(f"step {save.step:,} was not saved: {why}")
 
     def update(self, **fields: Any) -> None:
         """Updates results.json with the current progress and the given fields."""
@@ -205,10 +205,7 @@ class Recorder:
             if not self.complained:
                 self.complained = True
                 why = f"{error.what}: {error.why}" if isinstance(error, RunError) else str(error)
-                print(
-                    f"training continues; its records are queued until the disk has space: {why}",
-                    flush=True,
-                )
+                print(f"training continues; its records are queued until the disk has space: {why}")
 
     def close(self, status: str = "finished") -> None:
         """Performs all queued writes and closes TensorBoard and the loggers.

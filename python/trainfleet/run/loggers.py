@@ -166,7 +166,7 @@ class Logger:
 
     def tell(self, why: str) -> None:
         """Reports the service's failure in the node's log and through the callback."""
-        print(f"logger {self.kind} failed: {why}", flush=True)
+        print(f"logger {self.kind} failed: {why}")
         self.failed(self.kind, why)
 
 
