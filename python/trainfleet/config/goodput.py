@@ -20,7 +20,7 @@ from .sizes import count_parameters
 from .tables import read_table
 from .types import Config
 
-NOTICED = 12.3  # seconds to detect a fault, the maximum in docs/evidence/faults.md
+NOTICED = 12.7  # seconds to detect a lost node, the maximum in docs/evidence/faults.md
 # Seconds from detection to the first step, excluding the checkpoint read. Small models take 9 to 13
 # s (docs/evidence/faults.md). Large models also compile.
 RESTART = 60.0
