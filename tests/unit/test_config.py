@@ -264,6 +264,13 @@ def test_variables_are_named_as_the_place_of_their_mistakes(tmp_path: Path) -> N
     ]
 
 
+@pytest.mark.parametrize("typed", ["train.steps =5 train.seed= 2", "train.steps=5, train.seed=2"])
+def test_set_shows_how_its_keys_are_parted(tmp_path: Path, typed: str) -> None:
+    assert messages(tmp_path, "name: a\n", typed) == [
+        "SET: needs spaces between its keys only; did you mean SET='train.steps=5 train.seed=2'?"
+    ]
+
+
 def test_values_are_typed_as_people_mean_them(tmp_path: Path) -> None:
     config = load_text(
         tmp_path,

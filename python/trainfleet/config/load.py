@@ -31,9 +31,7 @@ from .yaml_lines import DEEPEST, Key, YamlDocument, dotted, read, read_value
 # Size limits. A config with 4,096 hosts has 160 KiB.
 LARGEST, LONGEST_SET = (256 * untrusted_input.KIBIBYTE, 32 * untrusted_input.KIBIBYTE)
 KEYS = f"see all keys in {page('schema/README.md')}"
-RETYPE = f"write SET='train.steps=50 train.seed=2', with spaces between the keys; {KEYS}"
 COMPARE = "run make config RECIPE=first-run CONFIG=new.yaml and compare with new.yaml"
-REMEDY = f"{KEYS}; make plan shows the derived values"
 
 
 @dataclass(frozen=True)
@@ -78,9 +76,7 @@ def load(
     document, config, derived = _loaded(settings, terms_of)
     if document.problems:
         blamed = _blamed(document.problems, settings, terms_of)
-        raise ConfigError(
-            blamed, next=RETYPE if all(problem.where == "SET" for problem in blamed) else REMEDY
-        )
+        raise ConfigError(blamed, next=KEYS)
     assert config is not None
     keep_secret(config.fleet.secrets)
     return config, Derivation(derived, document.value, config)
@@ -360,9 +356,13 @@ def _override(document: YamlDocument, settings: Settings) -> Iterator[Problem]:
     except ValueError as error:
         yield Problem(0, "SET", "", f"{untrusted_input.show(settings.set)} can't be read: {error}")
         words = []
-    if {"="} & {word[:1] for word in words} or any(word.endswith("=") for word in words[:-1]):
-        closed = re.sub(r"\s*=\s*", "=", settings.set.strip())
-        yield Problem(0, "SET", "", f"has spaces around =; did you mean SET={quoted(closed)}?")
+    if (meant := _retyped(words)) != words:
+        yield Problem(
+            0,
+            "SET",
+            "",
+            f"needs spaces between its keys only; did you mean SET={quoted(' '.join(meant))}?",
+        )
         words = []
     names = set[str]()
     for word in words:
@@ -379,6 +379,12 @@ def _override(document: YamlDocument, settings: Settings) -> Iterator[Problem]:
             yield from _assign(document, "SET", name, text)
     for variable, (name, text) in settings.short.items():
         yield from _assign(document, variable, name, text)
+
+
+def _retyped(words: list[str]) -> list[str]:
+    """Returns the key=value pairs without spaces around = or commas between pairs."""
+    joined = re.sub(r"\0?=\0?", "=", "\0".join(words))
+    return re.sub(r",\0?(?=[a-z_]+\.[a-z_.]+=)", "\0", joined).split("\0") if words else words
 
 
 def quoted(text: str) -> str:
