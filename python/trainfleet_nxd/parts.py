@@ -205,7 +205,7 @@ class Nxd:
         return (inner.base_optimizer if self.zero else inner).state
 
     def listen(self, watch: Stopwatch) -> None:
-        # the host only records the passes, so its times do not match device times
+        # the host only traces the passes, so its timings do not reflect device time
         pass
 
     def train(self, batches: Iterator[tuple[int, MicroBatch]], watch: Stopwatch) -> Tensor:

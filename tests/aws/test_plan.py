@@ -151,7 +151,7 @@ def test_a_new_image_is_told_to_replace_every_node() -> None:
         "± Node0  EC2 Instance",
         "± Node1  EC2 Instance",
     ]
-    assert "warning: 2 nodes are replaced" in "\n".join(describe(changes, False))
+    assert "warning: 2 nodes will be replaced" in "\n".join(describe(changes, False))
     other = template(fleet(), replace(INPUTS, zone="us-east-1c"))["Resources"]
     assert compare(before, other) == [], "a zone stands in the parameters"
 

@@ -226,7 +226,7 @@ def test_only_a_key_of_ours_is_let_in_on_every_host() -> None:
         "no-pty " + key,
         "ssh-ed25519 ***",
     ):
-        with pytest.raises(BackendError, match="trainfleet did not create its public key"):
+        with pytest.raises(BackendError, match="its public key was not created by trainfleet"):
             public_key(HOST, lie)
 
 

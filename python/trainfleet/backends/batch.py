@@ -103,8 +103,8 @@ class Batch(Hosted):
         if config.fleet.aws.volume_gib < DISK:
             yield (
                 "fleet.aws.volume_gib",
-                f"{config.fleet.aws.volume_gib}: too small for the training images on this disk; "
-                f"set {DISK} or more",
+                f"{config.fleet.aws.volume_gib}: too small, because this disk also holds the "
+                f"container images; set {DISK} or more",
             )
         if config.fleet.batch.priority is not None and config.fleet.batch.share is None:
             yield "fleet.batch.priority", "applies only within a share; set fleet.batch.share"

@@ -97,7 +97,7 @@ def describe(changes: list[Change], is_new: bool) -> Iterator[str]:
     yield from (f"  {change}" for change in changes)
     replaced = [change for change in changes if change.what == "replaced"]
     if nodes := sum(change.kind == "AWS::EC2::Instance" for change in replaced):
-        yield f"  warning: {nodes} nodes are replaced: their launch template changed"
+        yield f"  warning: {nodes} nodes will be replaced, because their launch template changed"
 
 
 POLL = 5.0  # seconds between polls of a stack that is changing

@@ -324,7 +324,7 @@ class Sweep:
             self.pieces(lambda one: not one.holds_data and one.id in self.troubles)
 
     def _quiet(self) -> StackState | None:
-        """Returns the stack once no change in progress would delay its deletion."""
+        """Waits for changes that would delay the stack's deletion, then returns the stack."""
         state = self.stack.look()
         if state and state.status == "UPDATE_IN_PROGRESS":
             self._try(state.id, self.stack.cancel_update)

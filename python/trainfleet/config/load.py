@@ -414,7 +414,9 @@ def _words(text: str) -> list[str]:
 def _assign(document: YamlDocument, source: str, name: str, text: str) -> Iterator[Problem]:
     key: Key = tuple(name.split("."))
     if not all(key) or len(key) > DEEPEST or untrusted_input.unprintable(name):
-        yield Problem(0, source, untrusted_input.show(name)[1:-1], "is not a key like train.steps")
+        yield Problem(
+            0, source, untrusted_input.show(name)[1:-1], "is not a valid key, such as train.steps"
+        )
         return
     if character := untrusted_input.unprintable(text):
         yield Problem(0, source, name, f"contains {character}, which is not allowed")

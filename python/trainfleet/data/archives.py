@@ -62,7 +62,7 @@ def read_packed_text(piece: SourcePiece, text_field: str) -> Iterator[Item]:
 
 
 def read_tar(piece: SourcePiece, text_field: str) -> Iterator[Item]:
-    """Yields the records of a tar in archive order, in any format that is supported in a folder.
+    """Yields the records of a tar's files, which may have any format supported for folders.
 
     The tar is read sequentially and never extracted, so names and links in the tar can't point
     outside it.

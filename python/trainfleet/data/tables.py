@@ -31,7 +31,7 @@ from .formats import (
 from .sources import SourcePiece
 
 TAB = (".tsv", ".tab")
-QUOTED = (  # fix for tab-separated files written by the csv module, a spreadsheet or pandas
+QUOTED = (  # suggested fix for TSV files written by the csv module, a spreadsheet or pandas
     f"{LINE}; if its cells have quotes, convert it to CSV: "
     'python3 -c "import csv, sys; csv.writer(sys.stdout).writerows(csv.reader(sys.stdin, '
     "'excel-tab'))\" < a.tsv > a.csv"

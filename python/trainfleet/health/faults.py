@@ -202,7 +202,7 @@ def ordered(run: str) -> FaultOrder | None:
     """Returns the fault that VARIABLE requests, or None if it is not set.
 
     Raises:
-        RunError: the request is malformed, or `run` is not this fault's rehearsal.
+        RunError: the request is malformed, or was made for another run than `run`.
     """
     if not (text := os.environ.get(VARIABLE)):
         return None

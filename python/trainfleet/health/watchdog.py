@@ -39,7 +39,7 @@ SLOW_READINGS = 3
 # The run counts as slow if its last RECENT steps take over ITSELF times as long as its best.
 RECENT = 32
 ITSELF = 1.5
-BUSY_SHARE = 0.2  # maximum share of the time to spend reading heartbeats
+BUSY_SHARE = 0.2  # maximum fraction of time spent reading heartbeats
 HEARD, MOVED = attrgetter("heard"), attrgetter("moved")
 
 

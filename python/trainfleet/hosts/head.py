@@ -225,7 +225,7 @@ def public_key(host: Host, text: str) -> str:
     line = text.strip().rpartition("\n")[2]
     if not re.fullmatch(r"ssh-ed25519 [A-Za-z0-9+/]{68}(={0,2})( [A-Za-z0-9 ._@-]{0,200})?", line):
         raise BackendError(
-            "trainfleet did not create its public key",
+            "its public key was not created by trainfleet",
             where=host.name,
             why=f"{line[:80]!a}",
             next=f"on that host, run: rm {KEY}*",

@@ -156,7 +156,7 @@ def require_fit(config: Config, stored: FoundImage, image: str) -> None:
     platform = load_platform(config.fleet.platform)
     theirs, ours = stored.labels.get("trainfleet.lock"), lock_name(platform)
     if theirs and theirs != ours:
-        why = f"its lock is {theirs}, but the config's platform {platform.name} has {ours}"
+        why = f"it was built from lock {theirs}, but platform {platform.name} is at lock {ours}"
         raise ImageError(
             "the image's versions differ from those of the config's platform",
             where=image,

@@ -56,8 +56,8 @@ class ExitCodes:
                 if not said and time.monotonic() - began > SIGN:
                     said = True
                     say(
-                        f"this node has finished; it waits for {len(away)} more nodes to exit, "
-                        "because its exit would stop them"
+                        f"this node has finished; waiting for {len(away)} more nodes to exit, "
+                        "because exiting now would stop them"
                     )
             time.sleep(EVERY)
 

@@ -67,7 +67,7 @@ def clear_locks(tool: str, own: str) -> None:
     """
     busy = [name for name in at_work(run_folder.RUNS, time.time()) if name != own]
     if busy or os.environ.get("NEURON_COMPILE_CACHE_URL", "").startswith("s3://"):
-        why = f"{', '.join(busy)} may own some" if busy else "other machines may own some"
+        why = f"{', '.join(busy)} may own some" if busy else "some may belong to other machines"
         print(
             f"keeping the locks in the cache, because {why}; once no run is compiling, run {TOOL} "
             "--command clear-locks",

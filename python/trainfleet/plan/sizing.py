@@ -121,8 +121,8 @@ def _sizable(config: Config, wish: Wish, bill: Bill | None) -> Accelerator:
     if wish.usd is not None and (bill is None or bill.is_free):
         name = config.fleet.node_type.name if config.fleet.node_type else "this machine"
         what = (
-            f"{name} has no list price (set fleet.accelerator.usd_per_hour), so USD does not "
-            "give a number of nodes"
+            f"{name} has no list price (set fleet.accelerator.usd_per_hour), so USD "
+            "can't be converted to a number of nodes"
         )
         raise ConfigError.of("USD", what, next="make plan DAYS=... TOKENS=...")
     return device

@@ -29,7 +29,7 @@ AWAY = (
     errno.EHOSTUNREACH,
     errno.ETIMEDOUT,
 )
-KEPT = 1 << 20  # maximum bytes of lines waiting for the disk
+KEPT = 1 << 20  # maximum size of the lines waiting to be written, in bytes
 TRY_EVERY = 1.0  # seconds between write attempts
 _RANKED = re.compile(rb"^(rank \d+) \| ?")
 

@@ -63,7 +63,7 @@ STYLE: dict[Any, Any] = {
     "ytick.major.size": 0,
     "svg.fonttype": "none",  # keep text as text, so that it is searchable and uses the page's font
 }
-NAMED, LINE = 4, 12  # maximum number of breaks to label; points between labels
+NAMED, LINE = 4, 12  # maximum number of labeled breaks; spacing between labels, in points
 # Line height and character width of text as fractions of the axes, rounded up
 ROW, LETTER = (0.08, 0.014)
 MANY = 2000  # number of points above which a line is rasterized in SVG to save space

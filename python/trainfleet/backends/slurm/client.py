@@ -329,7 +329,7 @@ class SlurmClient:
 
 
 def how_it_ended(job: SlurmJob) -> str:
-    """Returns Slurm's reason for the job's end, such as `slurm: job 7 CANCELLED by root`.
+    """Returns Slurm's reason for ending the job, such as `slurm: job 7 CANCELLED by root`.
 
     Returns "" if Slurm reports no reason.
     """
