@@ -67,7 +67,7 @@ def test_an_estimate_over_the_limit_is_refused_with_the_steps_that_keep_to_it() 
     limited = f"budget.max_usd={costs / 2}"
     with pytest.raises(
         ConfigError,
-        match=r"budget.max_usd: the run is estimated at .*; train.steps: 500 fits it",
+        match=r"budget.max_usd: the run is estimated at .*; train.steps: 499 fits it",
     ):
         make_plan(config_of("llama-3-8b-p5", limited), [], [], [], P5)
     make_plan(config_of("llama-3-8b-p5", f"{limited} train.steps=500"), [], [], [], P5)

@@ -292,7 +292,7 @@ def test_secrets_are_referred_to_and_never_said(
         (
             "sagemaker",
             {"spot": True, "sagemaker": {"wait_hours": 3}},
-            "3 is less than max_hours 120",
+            "3 is less than max_hours (120)",
         ),
         (
             "sagemaker",

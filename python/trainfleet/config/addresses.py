@@ -180,7 +180,7 @@ def _fetched(address: str, weights: bool) -> Path:
 S3 = "s3://"
 # docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html
 _BUCKET = re.compile(r"(?!xn--|sthree-)(?![0-9.]+\Z)[a-z0-9](?:[a-z0-9-]|\.(?!\.)){1,61}[a-z0-9]")
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/+")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/{1,2}")
 # system folders that are too large to search
 NO_TEXT = re.compile(r"/(dev)?|/(proc|sys)(/.*)?", re.DOTALL)
 
