@@ -22,6 +22,9 @@ if importlib.util.find_spec("botocore"):  # which a machine that only has a GPU 
 
     validation.install()  # of every request to AWS that any test makes, whoever answers it
 
+# A Ctrl-C that a test sends arrives, also where a shell started the tests in the background, which ignores it in all children.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # What follows from how fast this machine is would not be the same on another: tests go by this trial, and ranks that they start.
 with tempfile.NamedTemporaryFile("w", suffix=".json", prefix="trial-", delete=False) as _file:
     json.dump(
