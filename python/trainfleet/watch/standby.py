@@ -2,9 +2,8 @@
 dies.
 
 The launcher is a command that can resume a run (`make train`), so a takeover reruns that command.
-Until then, the standby writes heartbeats (standby.json in health/lease.py). If the standby falls
-silent, the launcher appoints another one. If there are two standbys, the one appointed later
-remains.
+Until then, the standby writes heartbeats (standby.json in health/lease.py). If its heartbeats stop,
+the launcher appoints another one. If there are two standbys, the one appointed later remains.
 """
 
 from __future__ import annotations
@@ -76,11 +75,11 @@ class StandbyWatch:
         return 0
 
     def await_vacancy(self) -> Holder | None:
-        """Waits until a launcher that led the run falls silent, and returns its last lease renewal.
+        """Waits until the run's launcher stops renewing its lease, and returns the last renewal.
         Returns None if the run no longer needs this standby.
 
-        Counts polls instead of comparing clocks. If the file system stalls for a minute, that is
-        still one poll, so the launcher does not count as dead.
+        Counts polls instead of comparing clocks. If the file system stalls for a minute, only one
+        poll passes, so the launcher does not count as dead.
         """
         silent, last = 0.0, newest_holder(self.folder)
         self.begun |= last is not None and last.term > self.term
@@ -129,8 +128,8 @@ class StandbyWatch:
         return True
 
     def take_over(self, silent: Holder) -> int | None:
-        """Starts a launcher that takes over. Returns its exit code if it concluded the run, or None
-        if another launcher now leads the run.
+        """Starts a launcher that takes over. Returns its exit code if the run has concluded, or
+        None if another launcher now leads the run.
 
         If the launcher fails to start, for example because hosts are missing, retries for
         HOSTS_MAY_RETURN seconds.
@@ -158,7 +157,7 @@ class StandbyWatch:
             silent, tries = newest, tries + 1
 
     def launch(self, silent: Holder) -> int:
-        """Runs a launcher that succeeds the silent one, and returns its exit code. This host
+        """Runs a launcher that replaces the silent one, and returns its exit code. This host
         remains the standby until the new launcher holds the lease.
         """
         environment = os.environ | {SUCCEEDS: silent.renewal}
