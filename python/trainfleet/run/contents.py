@@ -1,8 +1,8 @@
-"""Declares every kind of file that trainfleet writes to dataset folders and the shared folder, and
-the files that `make clean` looks for in run folders.
+"""Declares all files that trainfleet writes to dataset folders and the shared folder, and the files
+in run folders that `make clean` looks for.
 
-Backends derive file paths from these declarations. `make clean` uses them locally, on hosts and in
-S3, and keeps undeclared files. A name is a path relative to its folder and may contain
+Backends derive file paths from these declarations. `make clean` applies them locally, on hosts and
+in S3, and never deletes undeclared files. A name is a path relative to its folder and may contain
 {placeholders}. A trailing slash declares a folder with all its contents. This module only requires
 the standard library.
 """
@@ -37,10 +37,8 @@ WORDS = {
 
 @dataclass(frozen=True)
 class FileKind:
-    """A declared kind of file.
-
-    `again` marks files that can be regenerated. `signs` marks files that identify a folder as
-    trainfleet's.
+    """A declared file or folder. `again` means that it can be regenerated. `signs` means that its
+    presence identifies a folder as trainfleet's.
     """
 
     name: str
@@ -57,8 +55,8 @@ class FileKind:
 
     @property
     def pattern(self) -> str:
-        """Returns a regular expression for this kind's paths, including the temporary names of
-        incomplete files.
+        """Returns a regular expression for this kind's paths, including temporary names from atomic
+        writes.
         """
         parts = re.split(r"\{(\w+)\}", self.name)
         name = "".join(
@@ -72,8 +70,8 @@ class FileKind:
 
     @property
     def glob(self) -> str:
-        """Returns a version of `pattern` for Path.glob, in which each {placeholder} matches any
-        name. A kind that is a folder only matches the folder itself, not its contents.
+        """Returns this kind's path as a pattern for Path.glob, in which each {placeholder} matches
+        any name. Folders match without their contents.
         """
         return re.sub(r"\{\w+\}", "*", self.name.rstrip("/"))
 
@@ -140,7 +138,7 @@ _declare(".fleet/", SHARED)
 
 
 def kinds(folder: str) -> list[FileKind]:
-    """Returns the kinds of files that belong to this type of folder, such as RUN."""
+    """Returns the file kinds that are declared for a folder type such as RUN."""
     return [kind for kind in KINDS if folder in kind.folders]
 
 

@@ -76,7 +76,7 @@ OF_A_NODE = (
 )
 
 
-AGENTS = ((None, "agent"), (None, "node"))  # rank and kind of the writers that every node has
+AGENTS = ((None, "agent"), (None, "node"))  # (rank, type) of the writers that every node has
 
 
 @dataclass(frozen=True)
