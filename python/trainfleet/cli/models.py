@@ -187,8 +187,8 @@ def chosen(variables: Variables, store: CheckpointStore, name: str) -> int:
 
 
 def read_through(store: CheckpointStore, step: int, commit: Commit) -> Iterator[str]:
-    """Yields each file's damage in order, or "" for an intact file. Displays a progress bar on a
-    terminal.
+    """Yields a description of each file's damage, in order, or "" for an intact file. Shows a
+    progress bar on a terminal.
     """
     from rich.console import Console
     from rich.progress import Progress

@@ -84,7 +84,7 @@ def _declare(name: str, *folders: str, again: bool = False, signs: bool = False)
     return KINDS[-1]
 
 
-# Job files in run and dataset folders: backends/, node/
+# Job files in run and dataset folders, written by backends/ and node/
 NODE_LOG = _declare("logs/node-{node}.log", RUN, DATASET)
 ENGINE_LOG = _declare("logs/engine-{node}.log", RUN, DATASET)
 JOB_LOG = _declare("logs/slurm.log", RUN, DATASET)
@@ -99,7 +99,7 @@ START = _declare("nodes/slurm-{job}-{start}/", RUN, DATASET)
 LOCK = _declare("lock", RUN, DATASET, again=True, signs=True)
 SYNCED = _declare(".link.json", RUN, DATASET, signs=True)
 
-# Dataset files: data/, report/plots.py
+# Dataset files, written by data/ and report/plots.py
 _declare("plan.json", DATASET, signs=True)
 _declare("manifest.json", DATASET, signs=True)
 _declare("tokenizer.json", DATASET, signs=True)
@@ -114,8 +114,8 @@ _declare("cache/{digest}-{number}", DATASET)
 _declare("cache/{digest}-{number}.{process}.partial", DATASET)
 _declare("lengths.png", DATASET)
 
-# Run files that identify a run or can be regenerated: run/run_folder.py, launch/, health/, engine/,
-# report/
+# Run files that identify a run or can be regenerated, written by run/run_folder.py, launch/,
+# health/, engine/ and report/
 _declare("given.yaml", RUN, signs=True)
 _declare("head.json", RUN, DATASET, signs=True)
 _declare("handle.json", RUN, signs=True)
@@ -130,7 +130,8 @@ _declare("checkpoints/", RUN, signs=True)
 _declare("plots/{file}.png", RUN, again=True)
 _declare("report.html", RUN, again=True)
 
-# Shared folder files, next to runs/ and data/: hosts/host_setup.py, hosts/preflight.py
+# Files next to runs/ and data/ in the shared folder, written by hosts/host_setup.py and
+# hosts/preflight.py
 _declare("env/", SHARED)
 _declare("code/", SHARED)
 _declare("ssh/", SHARED)

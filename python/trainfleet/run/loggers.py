@@ -30,7 +30,7 @@ from ..process.install_paths import installing_package
 PROJECT = "trainfleet"
 PATIENCE = 30.0  # timeout in seconds for flushing the queue at the end
 MOST = 10_000  # maximum queue length; the oldest items are dropped if it is full
-# Parts of a metric's name, such as a source's path, that MLflow rejects
+# Parts of metric names that MLflow rejects, for example in a source's path
 BAD_NAME = re.compile(r"[^\w/. :-]|(?<=/)\.{1,2}(/|$)|/(?=/)|/$")
 Metrics = Mapping[str, float]
 
@@ -97,7 +97,7 @@ Failed = Callable[[str, str], None]  # callback with the failed service and the 
 
 
 def lack(kind: str) -> str:
-    """Returns why a service can't be used from this Python, or "" if it can."""
+    """Returns why a service can't be used from this Python environment, or "" if it can."""
     if importlib.util.find_spec(kind) is None:
         return f"{kind} is not installed: {installing_package(kind)}"
     if (

@@ -137,7 +137,7 @@ def _as_typed(text: str) -> str:
 
 
 def unguarded(stream: TextIO) -> TextIO:
-    """Returns the underlying stream, for callers that move the cursor.
+    """Returns the stream that a SafeStream wraps, for callers that move the cursor.
 
     These callers must pass external text through `shown`.
     """
@@ -145,7 +145,7 @@ def unguarded(stream: TextIO) -> TextIO:
 
 
 def show_at_once(text: object) -> None:
-    """Prints text without a newline, which a guarded stream would hold back. A secret that is split
+    """Prints text without a newline, which a SafeStream would hold back. A secret that is split
     across calls is not redacted.
     """
     print(shown(text), end="", flush=True, file=unguarded(sys.stdout))
@@ -176,8 +176,8 @@ def run_program(main: Callable[[list[str]], int]) -> NoReturn:
 
 
 def install() -> None:
-    """Guards stdout and stderr until the process exits, and enables tracebacks for crashes in
-    native code.
+    """Wraps stdout and stderr in SafeStream until the process exits, and enables tracebacks for
+    crashes in native code.
     """
     import atexit
     import faulthandler
@@ -195,7 +195,9 @@ def install() -> None:
 
 @contextlib.contextmanager
 def guarded() -> Iterator[None]:
-    """Guards stdout and stderr inside the `with` block. Writes held-back text at the end."""
+    """Wraps stdout and stderr in SafeStream inside the `with` block. Writes held-back text at the
+    end.
+    """
     before = {name: getattr(sys, name) for name in ("stdout", "stderr")}
     for name, stream in before.items():
         if hasattr(stream, "reconfigure"):
@@ -213,7 +215,8 @@ def guarded() -> Iterator[None]:
 
 
 def _ended(name: str, stream: TextIO) -> OSError | None:
-    """Flushes a guarded stream and restores the original. Returns the error if the write failed."""
+    """Flushes a SafeStream and restores the original stream. Returns the error if writing failed.
+    """
     full = None
     try:
         getattr(sys, name).release()

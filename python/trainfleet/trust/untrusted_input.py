@@ -287,8 +287,8 @@ def converting(content: bytes, at: int) -> str:
 def mistaken(
     text: str, where: str, forms: Iterable[tuple[str, str]] = MISTAKEN
 ) -> InputError | None:
-    """Returns an error if the text is a different kind of file, such as a Git LFS pointer,
-    otherwise None.
+    """Returns an error if the text is another kind of file, such as a Git LFS pointer, or None
+    otherwise.
     """
     for form, what in forms:
         if match := re.search(form, text[: 64 * KIBIBYTE], re.IGNORECASE | re.MULTILINE):

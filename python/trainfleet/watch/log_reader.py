@@ -72,8 +72,8 @@ def read(lines: Iterable[LogLine], book: Book) -> Record:
 
 
 def _days(nodes: Mapping[int | None, list[LogLine]]) -> dict[int | None, list[float]]:
-    """Returns the seconds to add to each line's clock time, in whole days. Makes each node's times
-    increase past midnight, and aligns the ends of the nodes' logs.
+    """Returns each line's day offset, in seconds, to add to its clock time. The offsets make each
+    node's times increase past midnight and align the ends of the nodes' logs.
     """
     shifts, reference = {}, None
     for node in sorted(nodes, key=lambda node: -1 if node is None else node):
@@ -282,7 +282,7 @@ def _sign(
 
 def _named(sign: Found, writer: Writer, block: PrintedException, by: tuple[str, ...]) -> Evidence:
     """Creates evidence from the pattern that an exception matches."""
-    # The pattern may require the prefix that the exception's quote lacks.
+    # The pattern may require a prefix that the quoted exception lacks.
     lines = (one for one in block.message if sign[0].search(f"{one}\nNCCL WARN {one}"))
     said = next(lines, block.message[0])
     found = replace(signed(sign, block.line, writer, block.index, said), error=True)

@@ -75,8 +75,8 @@ class StandbyWatch:
         return 0
 
     def await_vacancy(self) -> Holder | None:
-        """Waits until the run's launcher stops renewing its lease, and returns the last renewal.
-        Returns None if the run no longer needs this standby.
+        """Waits until the run's launcher releases its lease or stops renewing it. Returns the last
+        renewal. Returns None if the run no longer needs this standby.
 
         Counts polls instead of comparing clocks. If the file system stalls for a minute, only one
         poll passes, so the launcher does not count as dead.
@@ -151,7 +151,7 @@ class StandbyWatch:
             print(f"this host could not take over (exit code {code}); retrying in {pause:.0f} s")
             if not self.pause(pause):
                 return None
-            # Not before the first attempt, which checks for ranks that are still running.
+            # Honor a stop request only after the first attempt, which checks for running ranks.
             if Run(self.folder).is_asked_to_stop():
                 return self.conclude(STOPPED)
             silent, tries = newest, tries + 1

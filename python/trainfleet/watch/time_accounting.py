@@ -107,7 +107,7 @@ def ledger(
     end. Returns {} if no command recorded its start.
 
     `now` (unix time) is set while the run is active. Time lost in a crash comes from `lost` events,
-    because the crash's lines are removed from the metrics.
+    because the metrics no longer contain the lost steps.
     """
     lines = [(line, True) for line in metrics]
     for event in events:

@@ -27,7 +27,7 @@ from .monitor import AttemptOutcome
 TAIL = 12  # maximum number of lines to quote
 # Causes for which the node itself may be healthy.
 FROM_OUTSIDE = ("cancelled", "preempted", "killed", "unknown")
-# exit codes of POSIX shells
+# shell exit codes for commands that could not be run
 UNRUN = {126: "a command could not be run", 127: "a command was not found"}
 # lines that are only consequences of a failure
 FOLLOWED = re.compile(r"\*\*\* STEP |Terminat|^srun: cluster configuration lacks|^trainfleet: ")
