@@ -183,7 +183,7 @@ def node_log(folder: Path, node: int) -> Path:
 def job_log(folder: Path) -> Path:
     """Returns the path of the log for the batch script, srun and slurmstepd.
 
-    Its parent folder must exist before submission, otherwise Slurm ends the job without a message.
+    Its parent folder must exist before submission. Otherwise, Slurm ends the job without a message.
     """
     return contents.JOB_LOG.at(folder)
 

@@ -193,7 +193,7 @@ class ImageError(TrainfleetError):
 class S3Error(BackendError, OSError):
     """S3 rejected a request or did not respond in time.
 
-    Also an OSError, so that writers handle buckets and disks alike.
+    Also an OSError, so that callers can treat buckets and disks alike.
     """
 
     def __init__(self, what: str, *, where: str = "", why: str = "", next: str = "") -> None:

@@ -215,8 +215,7 @@ def guarded() -> Iterator[None]:
 
 
 def _ended(name: str, stream: TextIO) -> OSError | None:
-    """Flushes a SafeStream and restores the original stream. Returns the error if writing failed.
-    """
+    """Flushes a SafeStream and restores the original stream. Returns the write error, if any."""
     full = None
     try:
         getattr(sys, name).release()

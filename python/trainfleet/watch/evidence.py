@@ -148,7 +148,7 @@ def _mild(found: Found | None, most: Weight = Weight.HINT) -> Found | None:
     )
 
 
-_OWN = (  # lines in which a node reports its own name
+_OWN = (  # lines in which a node reports its name
     re.compile(r"^(?P<name>[\w.-]+):\d+:\d+ \[\d+\] .*NCCL "),
     re.compile(r"NCCL INFO .*Using .*?:(?P<name>\d+\.\d+\.\d+\.\d+)<"),
     re.compile(r"SocketImpl\(fd=\d+, addr=\[(?P<name>[^\]]+)\]"),

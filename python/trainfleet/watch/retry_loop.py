@@ -327,7 +327,7 @@ def first_that_fits(
 
 
 def pause(watch: Watch, seconds: float) -> None:
-    """Waits while showing progress. A stop request ends the wait."""
+    """Waits while showing progress. Returns early on a stop request."""
     until = time.monotonic() + seconds
     while time.monotonic() < until and not watch.interrupts.count:
         watch.show("")

@@ -64,8 +64,8 @@ class StandbyWatch:
         self.begun = term == "" and before is not None and before.code is None
 
     def keep(self) -> int:
-        """Stands by, and takes over as often as necessary. Returns the exit code of the launcher
-        that ended the run, or 0.
+        """Stands by, and takes over whenever the launcher fails. Returns the exit code of the
+        launcher that ended the run, or 0.
         """
         while silent := self.await_vacancy():
             gone = f"{silent.host} no longer leads the run" if silent.time == VACATED else UNHEARD

@@ -186,7 +186,7 @@ def _with_others(verdict: Verdict, request: Request, outcome: AttemptOutcome) ->
 
 def _with_stop(verdict: Verdict, lines: list[LogLine]) -> Verdict:
     """Adds a remark to the verdict if the blamed node was asked to save but ended first. If no node
-    is blamed, any node counts.
+    is blamed, any node that was asked qualifies.
     """
     for line in lines:
         asked = line.who == "node" and line.text.startswith(ASKED)
