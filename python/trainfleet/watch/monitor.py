@@ -183,8 +183,8 @@ class MonitoredAttempt:
         return self._outcome(handle, status, alarm)
 
     def _outcome(self, handle: Handle, status: Status, alarm: Alarm | None) -> AttemptOutcome:
-        """Returns the outcome. Uses the status from before the other nodes were stopped, so that
-        the resulting exit codes don't count.
+        """Returns the outcome, based on the status from before the other nodes were stopped, so
+        that the resulting exit codes don't count.
         """
         status = self._with_cut_off(status)
         failed = alarm is not None or status.failed
@@ -222,8 +222,8 @@ class MonitoredAttempt:
             self.say(f"still no answer from {who}: run make clean to end the processes there")
 
     def _with_cut_off(self, status: Status) -> Status:
-        """Returns the status. Adds exit code CUT_OFF if someone else ended the job through the
-        scheduler before its ranks had finished.
+        """Adds exit code CUT_OFF to the status if someone else ended the job through the scheduler
+        before its ranks had finished.
         """
         if not status.ended_by or self.asked:
             return status
@@ -232,7 +232,7 @@ class MonitoredAttempt:
         return status if concluded else replace(status, exits={**status.exits, 0: CUT_OFF})
 
     def _with_absent(self, status: Status) -> Status:
-        """Returns the status. Adds lost nodes that the scheduler has not noticed: those without an
+        """Extends the status with lost nodes that the scheduler has not noticed: those without an
         exit code, a recent heartbeat or a response.
         """
         if status.ended or not (
@@ -431,8 +431,8 @@ class FabricLog:
         self.since, self.heard = time.time(), False
 
     def wrong(self) -> list[str]:
-        """Returns the fabric problems in the log. Reports them once, after the first step, because
-        NCCL connects during the first collective.
+        """Returns the fabric problems in the log, but only once after the first step, because NCCL
+        connects during the first collective.
         """
         if (
             self.heard

@@ -76,7 +76,7 @@ class StandbyWatch:
 
     def await_vacancy(self) -> Holder | None:
         """Waits until the run's launcher releases its lease or stops renewing it. Returns the last
-        renewal. Returns None if the run no longer needs this standby.
+        renewal, or None if the run no longer needs this standby.
 
         Counts polls instead of comparing clocks. If the file system stalls for a minute, only one
         poll passes, so the launcher does not count as dead.

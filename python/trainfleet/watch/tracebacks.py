@@ -182,8 +182,7 @@ class Tracebacks:
         return False
 
     def _begin(self, line: LogLine, index: int, text: str) -> bool:
-        """Parses a line that contains a traceback's header, or a whole traceback, as in JSON logs.
-        """
+        """Parses a line with a traceback's header, or with a whole traceback as in JSON logs."""
         head, *pieces = text[text.index(TRACEBACK) :].split("\\n") if "\\n" in text else [text]
         self._open(head)
         if not pieces and (flat := _FLAT.search(head)):

@@ -145,8 +145,8 @@ def judge(request: Request, outcome: AttemptOutcome, run: run_folder.Run, since:
 
 
 def placed(request: Request, status: Status) -> Request:
-    """Returns the request with its hosts filled in from the scheduler's placement. Fills them in
-    only if the scheduler can exclude hosts from later attempts.
+    """Fills in the request's hosts from the scheduler's placement if the scheduler can exclude
+    hosts from later attempts.
     """
     return request.placed(status.hosts if status.leaves else ())
 
