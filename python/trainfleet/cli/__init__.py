@@ -1,5 +1,5 @@
-"""Runs command-line verbs. Each verb is a function of the same name in one of this package's
-modules, which parses its variables, calls the implementation and prints the result.
+"""Command-line entry point. Each verb is a function of the same name in one of this package's
+modules. It parses its variables, calls the implementation and prints the result.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from ..trust.untrusted_input import printable, shortened
 from .variables import VARIABLES, Variables, flag, option_of, read_variables, typed
 
 STARTED = "TRAINFLEET_STARTED"
-# OSError codes caused by the environment rather than by this program
+# errno codes that indicate an environment problem rather than a bug
 ENVIRONMENT = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 
-# OSError codes for unusable paths
+# errno codes for unusable paths
 NAMES = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.ENODEV)
 
 # verb → variables that it accepts
@@ -99,10 +99,10 @@ def main(arguments: Sequence[str]) -> int:
     """Runs a command line. Returns the exit code of the verb or error, or 130 after Ctrl-C."""
     try:
         require_numbers(STARTED)
-        # On a fleet's head, STARTED holds the time when the user typed the command.
+        # On a fleet's head, STARTED contains the time at which the user ran the command.
         started = float(os.environ.get(STARTED) or time.time())
         if list(arguments) == ["-"]:
-            # This process runs on a fleet's host, and another machine sends it the verb.
+            # This process runs on a fleet's host, and reads the verb that another machine sends.
             from ..hosts.head import received_verb
 
             arguments = received_verb(sys.stdin.fileno())
@@ -119,7 +119,7 @@ def main(arguments: Sequence[str]) -> int:
         return _carried_out(verb, variables, started)
     except TrainfleetError as error:
         return tell(error)
-    except BrokenPipeError:  # the process that reads stdout, such as `head`, has exited
+    except BrokenPipeError:  # the reader of stdout, such as `head`, has exited
         sys.stderr.close()
         return 0
     except OSError as error:
@@ -152,8 +152,8 @@ def described(arguments: Sequence[str], goals: Sequence[str] = ()) -> str:
     """Returns the output of `--help`, `--version` and `--completion`, or "" for any other command
     line.
 
-    `--help` also accepts a verb. `goals` lists make's goals: `make help train` runs both, so train
-    must also print its help.
+    `--help` also accepts a verb. `goals` are make's goals. `make help train` runs both, so `train`
+    must print its help instead of training.
 
     Raises:
         TrainfleetError: the word after `help` is not a verb.
@@ -215,9 +215,7 @@ def completion() -> str:
 
 
 def explained(error: OSError) -> TrainfleetError | None:
-    """Returns an error message for the user if the environment caused `error`, or None if it is a
-    bug.
-    """
+    """Returns a user-facing error if the environment caused `error`, or None if it is a bug."""
     if error.errno in NAMES and error.filename:
         where = shortened(printable(str(error.filename)), 255)
         return RunError(

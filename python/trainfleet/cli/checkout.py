@@ -32,8 +32,8 @@ def new_backend(variables: Variables, started: float) -> int:
 
 def test(variables: Variables, started: float) -> int:
     """Runs the fast tests, which take minutes. `make drills` runs the slow tests."""
-    # Run four test files in parallel, because tests spend half of their time waiting. Limit each
-    # process to one thread, because threads of several processes would compete for cores.
+    # Run four test files in parallel, because tests spend half their time waiting. Limit each
+    # process to one thread, because otherwise the processes would compete for cores.
     at_once = ("--numprocesses=4", "--dist=loadfile", "--no-loadscope-reorder", "--durations=15")
     return run_module("pytest", "-q", "-m", "not thorough", *at_once, OMP_NUM_THREADS="1")
 

@@ -137,7 +137,7 @@ def clean(variables: Variables, started: float) -> int:
             f"the machines are kept, because they belong to the config {config.fleet_name}; run "
             "make clean with that config to remove them"
         )
-    if machines and not sure and not purge:  # with PURGE, confirmation follows later
+    if machines and not sure and not purge:  # with PURGE, the confirmation prompt comes later
         _require_consent(machines)
     try:
         with run_location.place_of(variables) as place:
@@ -159,8 +159,8 @@ def clean(variables: Variables, started: float) -> int:
 
 
 def _end(place: Place, run: Run, variables: Variables, sure: bool) -> None:
-    """Stops the run, or the launch that is starting it. Raises ConfigError if it is active and the
-    user declines.
+    """Stops the run, or cancels the launch that is starting it. Raises ConfigError if either is
+    active and the user declines.
     """
     from ..launch import launching, run_location
 

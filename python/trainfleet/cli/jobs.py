@@ -136,7 +136,7 @@ def _tell(run: Run, found: list[Measure], weak: bool, remark: list[str]) -> None
 
 
 def _remark(config: Config) -> list[str]:
-    """Returns a warning if the simulated nodes share this machine's cores."""
+    """Returns a note if the simulated nodes share this machine's cores."""
     from ..hardware import node_types
     from ..launch.provisioning import shares_one_machine
 
@@ -168,7 +168,7 @@ def rehearse(variables: Variables, started: float) -> int:
     with stage_for(config, flag(variables, "YES")) as made:
         print(row(*rehearsal_table.HEAD))
         for fault in faults:
-            # the rest of the row is printed when this fault's run has ended
+            # the rest of the row is printed once this fault's run has ended
             show_at_once(fault.name)
             try:
                 outcomes.append(rehearse(fault, made))
@@ -211,7 +211,7 @@ def inspect(variables: Variables, started: float) -> int:
     config, _ = config_of(settings_of(variables))
     if (code := forwarded("inspect", variables, config)) is not None:
         return code
-    # Use a temporary file, because this verb must not change the run folder.
+    # Write to a temporary file, because this verb must not modify the run folder.
     with NamedTemporaryFile("w", encoding="utf-8", suffix=".yaml") as file:
         file.write(dump_resolved(config))
         file.flush()

@@ -37,7 +37,7 @@ def sample(variables: Variables, started: float) -> int:
         return code
     words, run = drawing(variables), run_trained(variables)
     prompt = variables["PROMPT"] if "PROMPT" in variables else opening(run.read_results())
-    # The prompt follows `--`, because it may begin with a dash.
+    # The prompt follows `--`, because it may start with a dash.
     return run_module(GENERATE, *words, "--", str(run.folder), prompt)
 
 
@@ -55,13 +55,13 @@ def chat(variables: Variables, started: float) -> int:
     if (code := run_location.forwarded("chat", variables)) is not None:
         return code
     words, folder = drawing(variables), str(run_trained(variables).folder)
-    # Ctrl-C ends the program that answers, which then exits on its own.
+    # Ignore Ctrl-C here, because the child process handles it and exits.
     signal.signal(signal.SIGINT, lambda *_: None)
     return run_module(GENERATE, "--chat", *words, "--", folder, variables.get("PROMPT", ""))
 
 
 def drawing(variables: Variables) -> list[str]:
-    """Returns the generator's options for the variables of `make sample` and `make chat`."""
+    """Converts the variables of `make sample` and `make chat` to the generator's options."""
     words = {
         "--tokens": number(variables, "LENGTH", 200, least=1, most=10**6),
         "--temperature": amount(variables, "TEMPERATURE", least=0),
@@ -98,7 +98,7 @@ def checkpoints(variables: Variables, started: float) -> int:
 
 
 def facts(entry: ListedCheckpoint) -> CheckpointState:
-    """Returns the JSON output for one checkpoint."""
+    """Returns a checkpoint's state for the JSON output."""
     from ..report.json_output import CheckpointState
 
     found = CheckpointState(entry.step, entry.address, entry.fault or None)
@@ -150,8 +150,8 @@ def verify(variables: Variables, started: float) -> int:
 
 
 def require_intact(store: CheckpointStore, step: int) -> None:
-    """Prints what a checkpoint consists of, and reads all of its files. Raises Broken if any byte
-    differs.
+    """Prints a checkpoint's size and layout, and verifies the checksums of all its files. Raises
+    Broken if any file is damaged.
     """
     from ..checkpoints.marker import Broken
     from ..report.history import layout, size
@@ -187,8 +187,8 @@ def chosen(variables: Variables, store: CheckpointStore, name: str) -> int:
 
 
 def read_through(store: CheckpointStore, step: int, commit: Commit) -> Iterator[str]:
-    """Yields each file's damage in order, or "" for an intact file. Displays a progress bar on a
-    terminal.
+    """Yields a description of each file's damage, in order, or "" for an intact file. Shows a
+    progress bar on a terminal.
     """
     from rich.console import Console
     from rich.progress import Progress

@@ -43,7 +43,7 @@ def plan(variables: Variables, started: float) -> int:
     whole = flag(variables, "VERBOSE", default=whole)
     plan, changes = _planned(config, derived, bill, prospect, whole)
     if compiles_ahead(config):
-        from ..launch import compiling  # deferred, because it loads the trainer
+        from ..launch import compiling  # imported here, because it loads the trainer
 
         print("\n".join(compiling.outlook(config)), end="")
     if out:
@@ -71,7 +71,7 @@ def _next(plan: Plan, prospect: Prospect) -> str:
 
 
 def _machines(variables: Variables, config: Config, wish: Wish) -> Iterator[str]:
-    """Yields the comparison of all node types, and the command that selects the cheapest.
+    """Yields a comparison of all node types, followed by the command that selects the best one.
 
     Raises:
         ConfigError: TOKENS is missing, or no machine is within the limits.
@@ -95,7 +95,9 @@ def _machines(variables: Variables, config: Config, wish: Wish) -> Iterator[str]
 
 
 def _bids(config: Config, settings: Settings, wish: Wish) -> tuple[list[Bid], dict[str, str]]:
-    """Returns the bids of the user's own machines and of all EC2 types, and why a type has none."""
+    """Returns bids for the user's own machines and all EC2 instance types, and for each type
+    without a bid, the reason.
+    """
     own, found, absent = config.fleet.node_type, list[Bid](), dict[str, str]()
     types = [row for row in node_types.INSTANCE_TYPES.values() if row.accelerator]
     for row in [*([own] if own and own.owned else []), *types]:
@@ -109,7 +111,7 @@ def _bids(config: Config, settings: Settings, wish: Wish) -> tuple[list[Bid], di
 
 def _emit(variables: Variables, config: Config, derived: Derivation, bill: Bill | None) -> int:
     """Prints only the estimate, as JSON."""
-    from ..report import json_output  # deferred, because no other plan needs it
+    from ..report import json_output  # imported here, because other plans do not need it
 
     if {"ANY", "DAYS", "OUT", "TOKENS", "USD"} & {*variables}:
         message = "can't be combined with ANY, DAYS, OUT, TOKENS or USD"
@@ -134,8 +136,8 @@ def _prospect(config: Config, derived: Derivation, bill: Bill | None) -> Prospec
 def _planned(
     config: Config, derived: Derivation, bill: Bill | None, prospect: Prospect, whole: bool
 ) -> tuple[Plan, Sequence[Artifact]]:
-    """Prints the changes to the hosts and the requests. The requests are exact if the hosts are
-    known.
+    """Prints the changes to the hosts, and the requests, which are exact only if the hosts are
+    known. Returns the plan and the changes.
     """
     if prospect.unasked or is_nowhere(config) or prospect.awaited:
         requests = provisioning.exact(config) if prospect.exact else []

@@ -56,8 +56,7 @@ def config(variables: Variables, started: float) -> int:
 
 
 def linked(text: str, path: Path) -> str:
-    """Adjusts the schema path in a recipe's editor comment, so that it is relative to the folder of
-    `path`.
+    """Makes the schema path in a recipe's editor comment relative to the folder of `path`.
 
     Uses the schema in the current folder, or else the one that comes with trainfleet.
     """
@@ -71,7 +70,7 @@ def linked(text: str, path: Path) -> str:
 def _content(path: Path) -> str | None:
     """Returns the file's text, or None if it does not exist.
 
-    A file that is not text counts as "", which differs from every recipe.
+    For a binary file, returns "", which differs from every recipe.
     """
     try:
         return untrusted_input.read_text(path, untrusted_input.MEBIBYTE)

@@ -1,4 +1,4 @@
-"""Verbs for runs: state, comparison, logs, and why they ended."""
+"""Verbs for runs: state, comparison, logs, failure causes and reports."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _watch_all(port: int) -> int:
 
     pages = all_runs.AllRuns(RUNS, _watched())
     server = served(port, all_runs.page, pages.routes)
-    # The list is ready once the user has opened the page.
+    # Load the list in the background, so that it is ready when the user opens the page.
     threading.Thread(target=pages.runs, daemon=True).start()
     with suppress(KeyboardInterrupt):
         print(f"all runs: {server.link}\nCtrl-C stops this server, not the runs")
@@ -112,10 +112,10 @@ def _watched() -> Sequence[str]:
 
 
 def served(port: int, page: Callable[[], bytes], routes: Routes | None = None) -> Server:
-    """Returns a server of a page and its routes, listening on `port`.
+    """Returns a server for a page and its routes, listening on `port`.
 
-    If `port` is 0, it uses the default port or any free one. Raises ConfigError if the port can't
-    be used.
+    If `port` is 0, uses the default port or any free one. Raises ConfigError if the port can't be
+    used.
     """
     from ..report.server import Server
 
@@ -198,7 +198,7 @@ def status(variables: Variables, started: float) -> int:
     try:
         with run_location.place_of(variables) as place:
             place.refresh()
-            # is_running would query a scheduler that has just failed to respond.
+            # Skip is_running, because it would query the scheduler that has just failed to respond.
             heard = run_location.heard_now(run, variables)
             led, begun = heard is None or place.is_running(), launching.under_way(place)
             alone = "" if led or begun else run_location.orphan_note(run, variables)
@@ -235,7 +235,7 @@ def logs(variables: Variables, started: float) -> int:
         # Print the last 20 lines of each log, within its last 256 KiB.
         ends = {log: print_new(log, max(0, log.stat().st_size - 2**18), 20) for log in found}
         while follow:
-            # Query this before reading the logs, so that the final lines are not missed.
+            # Check before reading the logs, so that their final lines are not missed.
             alive = place.is_running()
             trouble = look(place, run) or trouble
             ends = {log: print_new(log, ends.get(log, 0)) for log in logs_of(run)}
@@ -268,9 +268,9 @@ def explain(variables: Variables, started: float) -> int:
 
 
 def _read(name: str) -> tuple[list[LogLine], int]:
-    """Returns the log lines and the number of nodes that wrote them.
+    """Returns the log lines and the node count.
 
-    The number is 0 for a single log, because any number of nodes may have written to it.
+    The count is 0 for a single log, because any number of nodes may have written to it.
     """
     from ..watch.lines import read_lines
 
@@ -377,9 +377,7 @@ def look(place: Place, run: Run) -> BackendError | None:
 
 
 def await_first(place: Place, run: Run) -> BackendError | None:
-    """Waits for the first log of a run that is starting. Returns an error if logs could not be
-    fetched.
-    """
+    """Waits for a starting run's first log. Returns an error if the last fetch failed."""
     trouble = None
     while place.is_running() and not logs_of(run):
         time.sleep(place.pace)

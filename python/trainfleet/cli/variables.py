@@ -1,9 +1,9 @@
 """Reads a command's variables from its arguments, make or the environment, as literal text without
 shell expansion.
 
-make passes its command line to recipes in MAKEFLAGS, after ` -- `, with spaces escaped by a
-backslash and `$` doubled. The variables are read from MAKEFLAGS, never from recipe text, so `make
-train 'NODES=4; touch x'` does not create x.
+make passes the command-line variables to its recipes in MAKEFLAGS, after ` -- `, with spaces
+escaped by a backslash and `$` doubled. The variables are read from MAKEFLAGS, never from recipe
+text, so `make train 'NODES=4; touch x'` does not create x.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ TEXTS = ("PROMPT", "SET")  # variables of unlimited length
 PATHS, ADDRESS = ("CONFIG", "OUT"), re.compile("[A-Za-z][A-Za-z0-9+]*://")
 LEAST, MOST = 1e-9, 1e18  # bounds of numeric variables
 LARGEST = 10**18 - 1  # maximum value of integer variables
-# Maximum characters of a value, as for a path. A longer value is probably the contents of a file.
+# Maximum length of a value, as for a path. A longer value is probably a file's contents.
 LONGEST = 4096
 # Variables that may be empty, because the verbs validate them.
 MAY_BE_EMPTY = ("PROMPT", "SET", "VERIFY", "FOLLOW", "WEAK", "PURGE", "YES", "RUN", "RUNS")
@@ -119,7 +119,9 @@ def read_variables(
 def _read_words(
     verb: str, words: Sequence[str], allowed: Sequence[str]
 ) -> tuple[Variables, list[Problem]]:
-    """Returns the variables that the arguments set, and a problem for each other argument."""
+    """Returns the variables that the arguments set, and a problem for every argument that sets
+    none.
+    """
     told, problems = dict[str, str](), list[Problem]()
     for before, word, following in zip(["", *words], words, [*words[1:], ""], strict=False):
         name, equals, value = word.partition("=")
@@ -170,8 +172,8 @@ def _without_options(words: Sequence[str], allowed: Sequence[str]) -> Iterator[s
 
 
 def _stranger(word: str, allowed: Sequence[str], following: str) -> str:
-    """Explains an argument that sets no variable: an option without a value, or a config key
-    followed by its value.
+    """Explains what is wrong with an argument that sets no variable, such as an option without a
+    value, or a config key followed by its value.
     """
     if (name := _variable_of(word)) in allowed:
         return f"has no value; set it to {VARIABLES[name]}"
@@ -190,7 +192,7 @@ def _variable_of(option: str) -> str:
 
 
 def _no_path(value: str) -> str:
-    """Returns why a value is probably not the intended path, or "" if it could be."""
+    """Returns why a value is probably not a path that the user meant, or "" if it could be."""
     if character := unprintable(value):
         return f"{show(value)} contains {character}, which is not allowed in a path"
     if value.startswith("-"):
@@ -208,8 +210,8 @@ def _at_home(path: str) -> str:
 
 
 def typed(variables: Variables) -> str:
-    """Returns shell-quoted arguments for a suggested command, so that it uses the same config or
-    run and the same values.
+    """Returns shell-quoted arguments that make a suggested command use the same config or run and
+    the same values.
     """
     words = {name: variables[name] for name in ("CONFIG", "SET", "NODES") if name in variables}
     if "RUN" in variables:
@@ -264,9 +266,9 @@ def _as_set(word: str, allowed: Sequence[str], value: str) -> str:
 
 
 def flag(variables: Variables, name: str, other: str = "", default: bool = False) -> bool:
-    """Returns whether a boolean variable is on.
+    """Parses a boolean variable.
 
-    1, true, yes and `other` mean on; 0, false and no mean off. Raises ConfigError for any other
+    1, true, yes and `other` mean true; 0, false and no mean false. Raises ConfigError for any other
     value.
     """
     value = variables.get(name, "").lower()

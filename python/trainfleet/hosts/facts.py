@@ -1,4 +1,4 @@
-"""Node facts, which facts.sh collects in one round trip and this module parses.
+"""Node facts, collected by facts.sh in one round trip and parsed here.
 
 Facts are immutable plain data. Nodes are trusted, but their output may be incomplete or malformed.
 """
@@ -24,12 +24,12 @@ from .host_results import Host, HostFailure, Implausible, Result, implausible, s
 from .transport import Transport
 
 SCRIPT = Path(__file__).with_name("facts.sh")
-TIMEOUT = 30.0  # timeout in seconds; a node that needs longer is unfit for training
+TIMEOUT = 30.0  # seconds; a node that takes longer to respond is unfit for training
 
 
 @dataclass(frozen=True)
 class Space:
-    """File system: free KiB, type, device and mount point."""
+    """A file system's free space in KiB, type, device and mount point."""
 
     free_kib: int
     kind: str
@@ -41,7 +41,7 @@ class Space:
 class Facts:
     """Facts about a node.
 
-    Empty values mean that the item is absent. Version strings are as the tools print them.
+    Empty values mean that the item is absent. Version strings are unmodified tool output.
     """
 
     hostname: str = ""
@@ -59,7 +59,7 @@ class Facts:
     shared: Space | None = None  # file system that contains, or will contain, fleet.shared_folder
     shared_folder: str = ""  # "writable", "read-only", or "" if it does not exist
     owner: str = ""  # owner of fleet.shared_folder
-    has: tuple[str, ...] = ()  # which of the files that setup creates or requires exist
+    has: tuple[str, ...] = ()  # files that exist, out of those that setup creates or requires
     lacks: tuple[str, ...] = ()  # programs that are not installed
     authorized: bool = False  # whether authorized_keys contains the head's key
     # types of the PCI devices (nvidia, efa, neuron ...), one entry per device
@@ -88,7 +88,7 @@ class Facts:
     resolves: dict[str, str] = field(default_factory=dict)  # hostname → address
     python: str = ""
     torch: str = ""
-    # such as `wandb /path/to/python`: logger, and the Python interpreter that can import it
+    # logger and a Python interpreter that can import it, such as `wandb /path/to/python`
     loggers: tuple[str, ...] = ()
     kernel_says: tuple[str, ...] = ()  # dmesg lines about hardware failures
     clock_offset: float = 0.0  # seconds by which the node's clock is ahead of this machine's
@@ -102,7 +102,8 @@ class Facts:
     def card(self, host: Host) -> str:
         """Returns the network interface with the address of `host`.
 
-        A public address belongs to no interface, so it maps to the first one other than loopback.
+        A public address is not assigned to any interface, so it maps to the first one other than
+        loopback.
         """
         named = self.addresses.get(host.address) or self.addresses.get(
             self.resolves.get(host.address, "")
@@ -137,7 +138,7 @@ def read(
     script = f"sh -s -- {words}", SCRIPT.read_text(encoding="utf-8")
 
     def ask(host: Host) -> Facts | HostFailure:
-        # connect first, so that connection setup does not distort the clock comparison
+        # connect first, so that connection setup does not skew the clock comparison
         answer = settled(transport.ask(host, "true", timeout=TIMEOUT))
         if isinstance(answer, Result):
             answer = settled(transport.ask(host, script[0], stdin=script[1], timeout=TIMEOUT))
@@ -290,7 +291,7 @@ def _listed(lines: list[str]) -> tuple[tuple[NeuronDevice, ...], str]:
         return (), next((line.strip()[:160] for line in reversed(lines) if line.strip()), "")
 
 
-# fields of Facts with another key in the output of facts.sh
+# Facts fields that have a different key in facts.sh's output
 KEYS = {
     "loggers": "logger",
     "mounts": "mount",
@@ -298,7 +299,7 @@ KEYS = {
     "scratch_disks": "scratch_disk",
     "slices": "mig",
 }
-# type of a field of Facts → how its lines are read
+# Facts field type → parser for its lines
 READ: dict[str, Callable[[str, list[str]], Any]] = {
     "str": lambda key, lines: "".join(lines[:1]),
     "bool": lambda key, lines: lines[:1] == ["yes"],
@@ -312,7 +313,7 @@ READ: dict[str, Callable[[str, list[str]], Any]] = {
 
 # nvidia-smi's values for unsupported counters
 ABSENT = ("[N/A]", "N/A", "[Not Supported]", "[Not Available]", "")
-SHOWN = 160  # maximum characters to keep of a line that does not describe a GPU
+SHOWN = 160  # maximum length of a quoted line that does not describe a GPU, in characters
 WIDEST = 256  # maximum rows and columns of a topology matrix
 # link types in the legend of `nvidia-smi topo -m`
 LINK = re.compile(r"X|NV[0-9]{1,3}|PIX|PXB|PHB|NODE|SYS|C2C")
@@ -324,7 +325,7 @@ CODES = re.compile("\x1b?\\[[0-9;]*m")  # escape sequences that underline the he
 
 @dataclass(frozen=True)
 class Gpu:
-    """GPU: driver version, memory in MiB, uncorrected memory errors since boot, and name."""
+    """A GPU's driver version, memory in MiB, uncorrected memory errors since boot, and name."""
 
     driver: str
     memory_mib: int

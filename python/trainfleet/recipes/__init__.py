@@ -1,5 +1,5 @@
-"""Complete example configs, one per file. The first comment line is the description, and the line
-`# Next: ...` contains the next command.
+"""Complete example configs, one per file. The first comment line describes the recipe, and the line
+`# Next: ...` contains the command to run next.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Coordination between hosts through files in a shared folder: claims on names, and files that are
+"""Coordinates hosts through files in a shared folder: permanent claims on names, and files that are
 rewritten in place.
 
 A claim permanently assigns a name to one process on one host. Claims are created with link(2),
 which is atomic on file servers and fails if the name exists. Over NFS, a lost reply to a successful
 link makes the client retry, and the retry fails. The source file's link count therefore decides who
-holds the claim (O_EXCL in open(2)). File locks are unsuitable because a server may keep a dead
-host's flock(2) for 90 s or more, and Lustre may be mounted without locks.
+holds the claim (O_EXCL in open(2)). File locks are unsuitable, because a server may hold a dead
+host's flock(2) for 90 s or more, and Lustre may be mounted without locking.
 
 A file that is rewritten in place keeps its length, and readers reopen it for each read. Reopening
 makes an NFS or Lustre client query the server. By contrast, a client may cache the old version of a
@@ -27,10 +27,10 @@ ROOM = 512  # minimum size in bytes of a file that is rewritten in place
 
 
 def rewrite(path: Path, text: str, durable: bool = False, start: int = 0) -> None:
-    """Rewrites a file in place from byte `start`, padded with spaces to keep its length. Raises
-    OSError on failure.
+    """Rewrites a file in place from byte `start`, padding it with spaces to preserve its length.
+    Raises OSError on failure.
 
-    `durable` ensures that the new content survives a power failure.
+    With `durable`, the new content survives a power failure.
     """
     content = text.encode()
     file = untrusted_input.opener(str(path), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW)

@@ -1,8 +1,8 @@
-"""Declares every kind of file that trainfleet writes to dataset folders and the shared folder, and
-the files that `make clean` looks for in run folders.
+"""Declares all files that trainfleet writes to dataset folders and the shared folder, and the files
+in run folders that `make clean` looks for.
 
-Backends derive file paths from these declarations. `make clean` uses them locally, on hosts and in
-S3, and keeps undeclared files. A name is a path relative to its folder and may contain
+Backends derive file paths from these declarations. `make clean` applies them locally, on hosts and
+in S3, and never deletes undeclared files. A name is a path relative to its folder and may contain
 {placeholders}. A trailing slash declares a folder with all its contents. This module only requires
 the standard library.
 """
@@ -37,10 +37,8 @@ WORDS = {
 
 @dataclass(frozen=True)
 class FileKind:
-    """A declared kind of file.
-
-    `again` marks files that can be regenerated. `signs` marks files that identify a folder as
-    trainfleet's.
+    """A declared file or folder. `again` means that it can be regenerated. `signs` means that its
+    presence identifies a folder as trainfleet's.
     """
 
     name: str
@@ -57,8 +55,8 @@ class FileKind:
 
     @property
     def pattern(self) -> str:
-        """Returns a regular expression for this kind's paths, including the temporary names of
-        incomplete files.
+        """Returns a regular expression for this kind's paths, including temporary names from atomic
+        writes.
         """
         parts = re.split(r"\{(\w+)\}", self.name)
         name = "".join(
@@ -72,8 +70,8 @@ class FileKind:
 
     @property
     def glob(self) -> str:
-        """Returns a version of `pattern` for Path.glob, in which each {placeholder} matches any
-        name. A kind that is a folder only matches the folder itself, not its contents.
+        """Returns this kind's path as a pattern for Path.glob, in which each {placeholder} matches
+        any name. Folders match without their contents.
         """
         return re.sub(r"\{\w+\}", "*", self.name.rstrip("/"))
 
@@ -86,7 +84,7 @@ def _declare(name: str, *folders: str, again: bool = False, signs: bool = False)
     return KINDS[-1]
 
 
-# Job files in run and dataset folders: backends/, node/
+# Job files in run and dataset folders, written by backends/ and node/
 NODE_LOG = _declare("logs/node-{node}.log", RUN, DATASET)
 ENGINE_LOG = _declare("logs/engine-{node}.log", RUN, DATASET)
 JOB_LOG = _declare("logs/slurm.log", RUN, DATASET)
@@ -101,7 +99,7 @@ START = _declare("nodes/slurm-{job}-{start}/", RUN, DATASET)
 LOCK = _declare("lock", RUN, DATASET, again=True, signs=True)
 SYNCED = _declare(".link.json", RUN, DATASET, signs=True)
 
-# Dataset files: data/, report/plots.py
+# Dataset files, written by data/ and report/plots.py
 _declare("plan.json", DATASET, signs=True)
 _declare("manifest.json", DATASET, signs=True)
 _declare("tokenizer.json", DATASET, signs=True)
@@ -116,8 +114,8 @@ _declare("cache/{digest}-{number}", DATASET)
 _declare("cache/{digest}-{number}.{process}.partial", DATASET)
 _declare("lengths.png", DATASET)
 
-# Run files that identify a run or can be regenerated: run/run_folder.py, launch/, health/, engine/,
-# report/
+# Run files that identify a run or can be regenerated, written by run/run_folder.py, launch/,
+# health/, engine/ and report/
 _declare("given.yaml", RUN, signs=True)
 _declare("head.json", RUN, DATASET, signs=True)
 _declare("handle.json", RUN, signs=True)
@@ -132,7 +130,8 @@ _declare("checkpoints/", RUN, signs=True)
 _declare("plots/{file}.png", RUN, again=True)
 _declare("report.html", RUN, again=True)
 
-# Shared folder files, next to runs/ and data/: hosts/host_setup.py, hosts/preflight.py
+# Files next to runs/ and data/ in the shared folder, written by hosts/host_setup.py and
+# hosts/preflight.py
 _declare("env/", SHARED)
 _declare("code/", SHARED)
 _declare("ssh/", SHARED)
@@ -140,7 +139,7 @@ _declare(".fleet/", SHARED)
 
 
 def kinds(folder: str) -> list[FileKind]:
-    """Returns the kinds of files that belong to this type of folder, such as RUN."""
+    """Returns the file kinds that are declared for a folder type such as RUN."""
     return [kind for kind in KINDS if folder in kind.folders]
 
 

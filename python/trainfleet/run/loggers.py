@@ -1,8 +1,8 @@
 """Sends metrics to Weights & Biases, MLflow and Trackio (train.loggers).
 
-Each library runs in a separate thread behind a queue, so that neither its errors nor a hanging
-network affect training. A failure is reported once, in the node's log and as an event. The run
-folder always contains all metrics. Each library's environment variables set its destination and key
+Each library runs in a separate thread behind a queue, so neither its errors nor a network hang can
+affect training. A failure is reported once, in the node's log and as an event. The run folder
+always contains all metrics. Each library's environment variables set its destination and key
 (WANDB_MODE, MLFLOW_TRACKING_URI, TRACKIO_DIR ...). fleet.secrets passes these variables to the
 nodes.
 
@@ -30,13 +30,13 @@ from ..process.install_paths import installing_package
 PROJECT = "trainfleet"
 PATIENCE = 30.0  # timeout in seconds for flushing the queue at the end
 MOST = 10_000  # maximum queue length; the oldest items are dropped if it is full
-# Parts of a metric's name, such as a source's path, that MLflow rejects
+# Parts of metric names that MLflow rejects, for example in a source's path
 BAD_NAME = re.compile(r"[^\w/. :-]|(?<=/)\.{1,2}(/|$)|/(?=/)|/$")
 Metrics = Mapping[str, float]
 
 
 class Wandb:
-    """Weights & Biases run, continued when training resumes."""
+    """Weights & Biases run, which is continued when training resumes."""
 
     def __init__(self, name: str, identity: str, config: Mapping[str, Any], folder: Path) -> None:
         wandb = importlib.import_module("wandb")
@@ -57,7 +57,7 @@ class Wandb:
 
 
 class Mlflow:
-    """MLflow run, found again by its tag when training resumes."""
+    """MLflow run, looked up by tag when training resumes."""
 
     def __init__(self, name: str, identity: str, config: Mapping[str, Any], folder: Path) -> None:
         self.mlflow = importlib.import_module("mlflow")
@@ -79,7 +79,7 @@ class Mlflow:
 
 
 class Trackio:
-    """Trackio run, found again by its name when training resumes."""
+    """Trackio run, looked up by name when training resumes."""
 
     def __init__(self, name: str, identity: str, config: Mapping[str, Any], folder: Path) -> None:
         self.trackio = importlib.import_module("trackio")
@@ -97,7 +97,7 @@ Failed = Callable[[str, str], None]  # callback with the failed service and the 
 
 
 def lack(kind: str) -> str:
-    """Returns why a service can't be used from this Python, or "" if it can."""
+    """Returns why a service can't be used from this Python environment, or "" if it can."""
     if importlib.util.find_spec(kind) is None:
         return f"{kind} is not installed: {installing_package(kind)}"
     if (
@@ -138,8 +138,8 @@ class Logger:
         self.thread.start()
 
     def put(self, item: tuple[int, Metrics] | str) -> None:
-        """Queues a step's metrics or the final status. Never blocks, because it drops the oldest
-        item if the queue is full.
+        """Queues a step's metrics or the final status. Drops the oldest item instead of blocking if
+        the queue is full.
         """
         while True:
             try:
@@ -154,7 +154,7 @@ class Logger:
             while not isinstance(item := self.lines.get(), str):
                 service.log(*item)
             service.close(item)
-        # Also catches SystemExit, because a library failure must not end the run.
+        # Also catches SystemExit, because a library must not be able to end the run.
         except BaseException as error:
             missing = isinstance(error, ModuleNotFoundError) and error.name == self.kind
             why = (

@@ -1,5 +1,5 @@
-"""Types of the records in a run folder's files, which are validated on read (trust/validation.py).
-Additional keys are allowed.
+"""Record types for a run folder's files. Records are validated when read (trust/validation.py), and
+additional keys are allowed.
 
 events.yaml defines the events and their fields.
 
@@ -45,7 +45,7 @@ class Shape(TypedDict, total=False):
     parameters: Count
 
 
-# Metric with the validation loss, and prefix of the metrics with that of each source of a mixture
+# Name of the validation loss metric, and prefix of the per-source validation losses
 VALID_LOSS, SOURCE_LOSS = "valid_loss", "valid_loss/"
 
 
@@ -220,7 +220,7 @@ CHUNK = 64 * untrusted_input.MEBIBYTE  # maximum number of bytes to read from a 
 def size_of(path: Path) -> int:
     """Returns a file's size in bytes, or 0 if it does not exist.
 
-    Opens the file to query the file server, because stat alone may return a cached size.
+    Opens the file first, because a bare stat may return a size from the client's cache.
     """
     try:
         with os.fdopen(
@@ -228,15 +228,14 @@ def size_of(path: Path) -> int:
         ) as file:
             return os.fstat(file.fileno()).st_size
     except OSError as error:
-        # Readers report symbolic links, so links count as missing here.
+        # Links count as missing here. Code that reads the file reports them.
         if isinstance(error, FileNotFoundError) or untrusted_input.is_in_the_way(error):
             return 0
         raise
 
 
 def whole_lines(path: Path, start: int) -> tuple[list[bytes], int]:
-    """Returns the complete lines after byte `start` of a growing file, and the position where they
-    end.
+    """Returns the complete lines after byte `start` of a growing file, and their end offset.
 
     Returns no lines if the file does not exist. Reads at most CHUNK bytes and splits longer lines.
     """
@@ -268,10 +267,10 @@ class Lines:
         self.offset = 0 if tail is None else max(0, size_of(path) - tail)
 
     def new(self) -> list[Record]:
-        """Returns the new records. Skips invalid lines, which are reported when the finished file
-        is read.
+        """Returns the new records. Skips invalid lines, because reading the finished file reports
+        them.
         """
-        # A resumed run has truncated the file.
+        # The run was resumed and truncated the file.
         if self.path.exists() and self.path.stat().st_size < self.offset:
             self.offset = 0
         found: list[Record] = []

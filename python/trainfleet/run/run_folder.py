@@ -43,9 +43,9 @@ from .records import FORMAT, LARGEST_LOG, Feed, Results, check_metric, require_o
 
 RUNS = Path("runs")
 DATA = Path("data")
-# Environment variable with the folder where a scheduler has mounted the complete dataset.
+# Environment variable with the path at which a scheduler has mounted the complete dataset.
 MOUNTED = "TRAINFLEET_MOUNTED"
-# Environment variable with a folder on the node's disk for a copy of a dataset from S3.
+# Environment variable with a folder on the node's disk for a local copy of an S3 dataset.
 COPY = "TRAINFLEET_COPY"
 COMPILED = Path(".compiled")  # torch.compile cache, which can be regenerated
 LOCK = contents.LOCK.name
@@ -84,7 +84,7 @@ class Run:
 
     @property
     def document(self) -> Path:
-        """Returns the config file that a command resumes this run from.
+        """Returns the config file that is used to resume this run.
 
         This is the user's config, or the resolved config if the user's is missing.
         """
@@ -92,7 +92,7 @@ class Run:
 
     def ask_to_stop(self, engine: str = "") -> None:
         """Asks the ranks to save and stop at their next step. `engine` names the scheduler that
-        requests the stop, or is empty if the user does.
+        requests the stop, or is "" for a user's request.
         """
         if not engine or not self.stop.exists():
             with open(self.stop, "w", encoding="utf-8", opener=untrusted_input.opener) as file:
@@ -141,8 +141,8 @@ class Run:
     def update_results(self, **fields: Any) -> Record:
         """Atomically updates the given keys in results.json.
 
-        There is only one writer at a time: first the launcher, then rank 0, then the launcher
-        again.
+        This is safe because there is only one writer at a time: first the launcher, then rank 0,
+        then the launcher again.
         """
         results = self.read_results() | {"format": FORMAT} | fields
         write_json(self.results, hide_all(results))
@@ -156,7 +156,7 @@ class Run:
         )
 
     def note(self, event: str, **fields: Any) -> None:
-        """Records an event as `record` does, but drops the event if it can't be written."""
+        """Records an event like `record`, but drops it if it can't be written."""
         with suppress(RunError):
             self.record(event, **fields)
 
@@ -183,7 +183,7 @@ def node_log(folder: Path, node: int) -> Path:
 def job_log(folder: Path) -> Path:
     """Returns the path of the log for the batch script, srun and slurmstepd.
 
-    Its parent folder must exist before submission, otherwise Slurm ends the job without a message.
+    Its parent folder must exist before submission. Otherwise, Slurm ends the job without a message.
     """
     return contents.JOB_LOG.at(folder)
 
@@ -232,7 +232,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def no_place(folder: Path) -> str:
-    """Returns why a command can't write output to this folder, or "" if it can."""
+    """Returns the reason why a command can't write output to this folder, or "" if it can."""
     if folder.parent.resolve() in (RUNS.resolve(), DATA.resolve()):
         return f"{folder.parent}/ is reserved for runs and datasets"
     there = next(
@@ -280,8 +280,8 @@ def append_line(path: Path, record: Record) -> None:
     """Appends a JSON line in a single write, so that readers on this machine never see a partial
     line.
 
-    A full disk or power failure may have left a partial line at the end of the file. That line is
-    terminated first so that it does not corrupt the new one.
+    If a full disk or power failure left a partial line at the end of the file, terminates that line
+    first, so that it does not corrupt the new one.
     """
     try:
         with open(path, "ab+", opener=untrusted_input.opener) as file:
@@ -312,7 +312,7 @@ def read_json(path: Path) -> Record | None:
 
 
 def damaged(path: Path, error: InputError) -> InputError:
-    """Returns a file's error with its path and advice."""
+    """Returns the error with the file's path and advice added."""
     where = error.where or str(path)
     return InputError(error.what, where=where, key=error.key, why=error.why, next=remedy(path))
 
@@ -350,9 +350,8 @@ def read_lines(path: Path, check: Callable[[Any], Record] = require_object) -> I
 
 
 def _whole(line: bytes) -> Any:
-    """Returns the JSON value in a line. Raises InputError if the line is invalid.
-
-    Returns None for an incomplete last line, or for zeros left by a power failure.
+    """Returns the JSON value in a line, or None for an incomplete last line or zeros left by a
+    power failure. Raises InputError for any other invalid line.
     """
     if line.endswith(b"\n"):
         return untrusted_input.parse_line(line, "")

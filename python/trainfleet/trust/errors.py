@@ -1,4 +1,4 @@
-"""Exceptions with a message for the user.
+"""Exceptions with user-facing messages.
 
     TrainfleetError         what failed, where, why, and the next command; exits with `exit_code`
     ├── ConfigError         all problems in config.yaml, SET and make variables (exit code 2)
@@ -43,10 +43,8 @@ MOST = 25  # maximum number of config problems to print
 
 
 class TrainfleetError(Exception):
-    """Base class of all errors that are meant for the user.
-
-    The message states what failed (`what`), where (`where`: file and line, host or rank), the cause
-    (`why`), and the command to run next (`next`).
+    """Base class of all user-facing errors. The message states what failed (`what`), where
+    (`where`: file and line, host or rank), the cause (`why`), and the command to run next (`next`).
     """
 
     exit_code = 1
@@ -69,7 +67,7 @@ class TrainfleetError(Exception):
 
 def tell(error: TrainfleetError) -> int:
     """Prints an error to stderr, and returns the process's exit code."""
-    sys.stdout.flush()  # keeps stdout and stderr in order if both go to the same pipe
+    sys.stdout.flush()  # keeps stdout and stderr in order when both go to the same pipe
     error.next = completed(error.next)
     print(f"error: {hide(visible(error))}", file=sys.stderr, flush=True)
     return error.exit_code
@@ -123,7 +121,7 @@ class ConfigError(TrainfleetError):
 class InputError(TrainfleetError, ValueError):
     """Invalid external input. `where` is its file and line, `key` the invalid key.
 
-    Also a ValueError, so that readers can convert it to an error specific to their file.
+    Also a ValueError, so that a reader can catch it and raise an error specific to its file format.
     """
 
     def __init__(
@@ -195,7 +193,7 @@ class ImageError(TrainfleetError):
 class S3Error(BackendError, OSError):
     """S3 rejected a request or did not respond in time.
 
-    Also an OSError, so that writers handle buckets and disks alike.
+    Also an OSError, so that callers can treat buckets and disks alike.
     """
 
     def __init__(self, what: str, *, where: str = "", why: str = "", next: str = "") -> None:

@@ -1,11 +1,11 @@
 """Redacts secrets in text.
 
 A variable's value is secret if TRAINFLEET_SECRETS (set from fleet.secrets) lists the variable, or
-if its name ends in a suffix such as _TOKEN. Values are also found when escaped for JSON or Python,
-URL-encoded or base64-encoded, even inside longer base64 strings such as HTTP headers. Output is
-written line by line, so the longer lines of a multi-line value are redacted individually.
-
-Secrets that are not in a variable are recognized by a vendor's prefix or by the text before them.
+if its name ends in a suffix such as _TOKEN. Values are also redacted if they are escaped for JSON
+or Python, URL-encoded or base64-encoded, even within longer base64 strings such as HTTP headers.
+Because output is written line by line, the longer lines of a multi-line value are redacted
+individually. Secrets that are not in any variable are recognized by a vendor prefix or by the
+preceding text.
 
 Imports only the standard library, because supervisors load this module at startup.
 """
@@ -28,7 +28,7 @@ HIDDEN = "***"
 # ordinary text.
 LEAST = 4
 LEAST_LINE = 8
-# Minimum length of a value that is secret only because of its variable's name.
+# Minimum length of a value that counts as secret only because of its variable's name.
 LEAST_UNNAMED = 12
 WRAPPED = (64, 76)  # base64 line widths in RFC 7468 and RFC 2045
 # Names of variables that contain secrets. TRAINFLEET_ variables contain only job metadata, and
@@ -36,7 +36,7 @@ WRAPPED = (64, 76)  # base64 line widths in RFC 7468 and RFC 2045
 TELLING = re.compile(
     r"(?!TRAINFLEET_)(?!.*PUBLIC).*(_TOKEN|_KEY|_SECRET|_PASSWORD)|AWS_ACCESS_KEY_ID"
 )
-# A file path. Some variables with a secret-looking name contain a path to the secret instead.
+# A file path. Some variables with secret-looking names contain the path of the secret instead.
 PATH = re.compile(r"~?/[\w.+@-]+(/[\w.+@-]+)*/?")
 # Vendor prefix → pattern for the rest of the secret, from each vendor's documentation: AWS, Hugging
 # Face, OpenAI, Anthropic, GitHub, GitLab, Slack, Google, PyPI, npm, NVIDIA, and JSON Web Tokens
@@ -83,8 +83,8 @@ _CONTEXTS = tuple(  # pattern for the text before a secret, pattern for the secr
 _FORMS = re.compile(
     "|".join(rf"(?<![A-Za-z0-9]){prefix}{rest}" for prefix, rest in PREFIXES.items())
 )
-# Every recognizable secret contains at least one of these strings. Most log lines contain none of
-# them, so checking for them first is a fast path.
+# Fast path: every recognizable secret contains at least one of these strings, and most log lines
+# contain none.
 _HINTS = (
     *(prefix.lower() for prefix in PREFIXES),
     "://",
@@ -151,7 +151,7 @@ def hide_all(value: Any) -> Any:
 
 
 def _forms(text: str) -> Iterator[tuple[int, int]]:
-    """Yields the spans that look like secrets."""
+    """Yields the spans of text that look like secrets."""
     lower = text.lower()
     if not any(hint in lower for hint in _HINTS):
         return
@@ -212,7 +212,7 @@ def _encoded(value: bytes) -> Iterator[str]:
     """Yields the value's base64 encodings at each of the three alignments, whole and split into
     lines.
 
-    Digits that also depend on the neighboring bytes are left out.
+    Omits boundary digits, because they also depend on the neighboring bytes.
     """
     texts = []
     for before in range(3):

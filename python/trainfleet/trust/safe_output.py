@@ -21,10 +21,10 @@ COMMANDS = re.compile(  # `make` commands in a message
     r"(setup|doctor|recipes|config|plan|tokenize|train|profile|scaling|sweep|rehearse|inspect|sample|chat|status|logs|explain|stop"
     r"|new-backend|image|checkpoints|verify|eval|export|report|clean|build|push|ls|runs|compare|compile|watch)\b"
 )
-# Environment variable with the CONFIG=, RUN=, SET= and NODES= arguments that the user typed. The
-# CLI sets it.
+# Environment variable that the CLI sets to the CONFIG=, RUN=, SET= and NODES= arguments that the
+# user typed.
 TYPED = "TRAINFLEET_TYPED"
-LONGEST = 500  # typed arguments longer than this are not repeated in the next command
+LONGEST = 500  # maximum length of typed arguments to repeat in a suggested command
 # Commands that accept NODES.
 SIZED = ("setup", "doctor", "plan", "tokenize", "compile", "train", "profile", "sweep")
 ACTING = (*SIZED, "scaling", "rehearse", "build", "push", "image")
@@ -57,7 +57,7 @@ def shown(text: object) -> str:
 class SafeStream:
     """Text stream that redacts secrets and escapes control characters.
 
-    Holds an unfinished line back, because the rest of a secret may follow in the next write.
+    Holds back an unfinished line, because the rest of a secret may follow in the next write.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -91,8 +91,8 @@ class SafeStream:
 def completed(then: str) -> str:
     """Adds the arguments that the user typed to the `make` commands in a message.
 
-    Each command gets only the arguments that it accepts. Without them, it would run with
-    config.yaml and that file's values.
+    Each command gets only the arguments that it accepts. Otherwise, the suggested command would use
+    config.yaml and its values.
     """
     typed = os.environ.get(TYPED, "")
     if not typed or len(typed) > LONGEST or re.search("(CONFIG|RUN|SET)=", then):
@@ -113,7 +113,7 @@ def completed(then: str) -> str:
 def _takes(verb: str, name: str, value: str) -> bool:
     """Returns whether a command accepts this typed argument.
 
-    A SET that may change the run's name applies to every command that needs a run.
+    A SET that may change the run's name is accepted by every command that needs a run.
     """
     if name == "NODES":
         return verb in SIZED
@@ -137,7 +137,7 @@ def _as_typed(text: str) -> str:
 
 
 def unguarded(stream: TextIO) -> TextIO:
-    """Returns the underlying stream, for callers that move the cursor.
+    """Returns the stream that a SafeStream wraps, for callers that move the cursor.
 
     These callers must pass external text through `shown`.
     """
@@ -145,8 +145,8 @@ def unguarded(stream: TextIO) -> TextIO:
 
 
 def show_at_once(text: object) -> None:
-    """Prints an unfinished line, which a guarded stream would hold back. Redacts each call's text
-    separately.
+    """Prints text without a newline, which a SafeStream would hold back. A secret that is split
+    across calls is not redacted.
     """
     print(shown(text), end="", flush=True, file=unguarded(sys.stdout))
 
@@ -176,8 +176,8 @@ def run_program(main: Callable[[list[str]], int]) -> NoReturn:
 
 
 def install() -> None:
-    """Guards stdout and stderr until the process exits, and enables tracebacks for crashes in
-    native code.
+    """Wraps stdout and stderr in SafeStream until the process exits, and enables tracebacks for
+    crashes in native code.
     """
     import atexit
     import faulthandler
@@ -195,12 +195,14 @@ def install() -> None:
 
 @contextlib.contextmanager
 def guarded() -> Iterator[None]:
-    """Guards stdout and stderr inside the `with` block. Writes held-back text at the end."""
+    """Wraps stdout and stderr in SafeStream inside the `with` block. Writes held-back text at the
+    end.
+    """
     before = {name: getattr(sys, name) for name in ("stdout", "stderr")}
     for name, stream in before.items():
         if hasattr(stream, "reconfigure"):
-            # Pass on each line at once, also to a pipe. Print ? for characters that the terminal's
-            # encoding can't represent, instead of failing.
+            # Flush each line, even to a pipe. Print ? for characters that the terminal's encoding
+            # can't represent, instead of failing.
             errors = "replace" if stream.errors == "strict" else stream.errors
             stream.reconfigure(line_buffering=True, errors=errors)
         setattr(sys, name, stream if isinstance(stream, SafeStream) else SafeStream(stream))
@@ -213,7 +215,7 @@ def guarded() -> Iterator[None]:
 
 
 def _ended(name: str, stream: TextIO) -> OSError | None:
-    """Flushes a guarded stream and restores the original. Returns the error if the write failed."""
+    """Flushes a SafeStream and restores the original stream. Returns the write error, if any."""
     full = None
     try:
         getattr(sys, name).release()

@@ -20,10 +20,10 @@ from .errors import BackendError
 PREFIX = "TRAINFLEET_SECRET_AT_"
 SECONDS = 10  # boto3 timeout per attempt, in seconds
 TRIES = 5
-# Environment variables of AWS's SDKs that have nothing to do with credentials.
+# AWS SDK environment variables that are unrelated to credentials.
 HARMLESS = {"AWS_CA_BUNDLE", "AWS_DEFAULT_REGION", "AWS_EC2_METADATA_DISABLED", "AWS_REGION"}
 KEPT = ("~/.aws", "~/.boto", "/etc/boto.cfg")  # files and folders that may contain credentials
-MACHINE = Path("/sys/class/dmi/id")  # the machine's maker, which is Amazon or Xen on EC2
+MACHINE = Path("/sys/class/dmi/id")  # system vendor: Amazon or Xen on EC2
 
 
 def take(environment: MutableMapping[str, str] = os.environ) -> None:
@@ -74,8 +74,8 @@ def read(where: str) -> str:
 def is_keyless() -> bool:
     """Returns whether this machine certainly has no AWS credentials.
 
-    Checks the places of botocore's create_credential_resolver, because loading botocore to get the
-    same answer takes 0.4 CPU seconds, and a wait for instance metadata.
+    Checks the same places as botocore's create_credential_resolver, but without loading botocore
+    (0.4 s of CPU time) or waiting for instance metadata.
     """
     named = {name for name in os.environ if name.startswith(("AWS_", "BOTO_"))}
     # os.path, because pathlib fails for a user without a home, as in some containers
@@ -86,4 +86,4 @@ def is_keyless() -> bool:
     with suppress(OSError):
         maker = [(MACHINE / name).read_text() for name in ("sys_vendor", "bios_version")]
         return "amazon" not in " ".join(maker).lower()
-    return False  # unknown hardware, which may be an instance with a role
+    return False  # unknown hardware, possibly an instance with a role

@@ -40,7 +40,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
 
 def slip(word: str, known: Iterable[str]) -> str | None:
-    """Returns the known word of which `word` is a typo, or None if the match is too weak."""
+    """Returns the known word that `word` is probably a typo of, or None if no word is close."""
     form = plain(word)
     names = {plain(name): name for name in known}
     near = [
@@ -54,7 +54,7 @@ def slip(word: str, known: Iterable[str]) -> str | None:
 
 
 def plain(word: str) -> str:
-    """Normalizes a word to lower case with `_` between its parts.
+    """Converts a word to snake_case.
 
     learningRate, Learning-Rate and LEARNING_RATE all become learning_rate.
     """
@@ -96,8 +96,8 @@ def _has_parts(name: str, form: str) -> bool:
 
 
 def _is_within(word: str, name: str) -> bool:
-    """Returns whether `word` is an abbreviation: its letters occur in `name` in order, and both
-    begin alike.
+    """Returns whether `word` could abbreviate `name`: its letters occur in `name` in order, and
+    both start with the same letter.
     """
     letters = iter(name)
     return len(word) > 2 and name[0] == word[0] and all(letter in letters for letter in word)

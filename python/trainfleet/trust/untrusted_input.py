@@ -1,7 +1,7 @@
 """Reads all external input: files from users, nodes, other programs and earlier runs.
 
 Only regular UTF-8 files up to a size limit are accepted, and JSON is limited in depth. Anything
-else raises InputError with file and line. FileNotFoundError is left to the caller.
+else raises InputError with file and line. FileNotFoundError is not caught.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _SEALED = set[Path]()
 _HOME: list[str] = []  # working folder to re-enter if its file handle becomes stale
 IN_THE_WAY = "its path has a link, a device, or a file in place of a folder"
 _LOOK = "run ls -l on its path"
-_HALF = re.compile(r"\\u[dD][89a-fA-F]")  # escape of a UTF-16 surrogate, which may be unpaired
-MISTAKEN = (  # pattern that identifies a wrong file type → message
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")  # escaped UTF-16 surrogate, possibly unpaired
+MISTAKEN = (  # pattern of a wrong file type → message
     (r"\A\s*version https://git-lfs", "is a Git LFS pointer, not the file; run git lfs pull"),
     (r"\A\s*<(!DOCTYPE html|html|head|body)", "is a web page: the file was not downloaded"),
     (r"\A\s*<(\?xml|Error>)", "is XML"),
@@ -43,7 +43,7 @@ TEMPLATE = (r"\{\{[^{}\n\"']{0,80}\}\}|\{%", "is an unfilled template")
 PACKED = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst"}
 # Bytes that are typical of Latin-1 text.
 PLAIN = bytes({*range(32, 127), *range(160, 256), 9, 10, 13})
-# Characters that reorder text on screen, which can make one line look like another.
+# Bidirectional control characters, which can disguise text by reordering it on screen.
 _BIDIRECTIONAL = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
@@ -58,7 +58,7 @@ def seal(folder: Path) -> None:
 def stay() -> None:
     """Makes this process re-enter its working folder if the folder's handle becomes stale.
 
-    Ranks call this, because no other process can take over for them.
+    Ranks call this because they, unlike a launcher, can't be replaced by another process.
     """
     _HOME[:] = [str(Path.cwd())]
 
@@ -69,8 +69,8 @@ def is_sealed(path: Path) -> bool:
 
 
 def guarded(path: Path) -> int:
-    """Returns the flag that prevents a file inside a sealed folder from being a link, or 0 for
-    other files.
+    """Returns the open(2) flag that rejects links (O_NOFOLLOW) for a file inside a sealed folder,
+    or 0 for other files.
 
     Raises:
         OSError: a folder on the path is a link, or the path contains "..".
@@ -128,7 +128,9 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def is_in_the_way(error: Exception) -> bool:
-    """Returns whether the error is due to an unexpected file type on the path, such as a link."""
+    """Returns whether the error means that the path contains an unexpected file type, such as a
+    link.
+    """
     return isinstance(error, OSError) and error.errno in (
         errno.ELOOP,
         errno.ENOTDIR,
@@ -138,7 +140,7 @@ def is_in_the_way(error: Exception) -> bool:
 
 
 def unreadable(path: Path, error: Exception) -> InputError:
-    """Returns the error for a file that the operating system can't read."""
+    """Converts an OS error to the InputError for an unreadable file."""
     why = (error.strerror if isinstance(error, OSError) else None) or str(error)
     return InputError(
         f"can't be read: {why}", where=shortened(printable(str(path)), 255), next=_LOOK
@@ -265,10 +267,8 @@ def line_of(text: str, key: str) -> int:
 
 
 def converting(content: bytes, at: int) -> str:
-    """Suggests a fix for content that is not UTF-8 from byte `at` on.
-
-    An encoding is suggested only if the bytes indicate it, because a conversion from the wrong
-    encoding would also succeed.
+    """Suggests a fix for content with invalid UTF-8 at byte `at`. Suggests an encoding only if the
+    bytes indicate one, because converting from the wrong encoding may succeed, too.
     """
     begin = content[:4]
     if kind := kind_of(content):
@@ -287,8 +287,8 @@ def converting(content: bytes, at: int) -> str:
 def mistaken(
     text: str, where: str, forms: Iterable[tuple[str, str]] = MISTAKEN
 ) -> InputError | None:
-    """Returns an error if the text is a different kind of file, such as a Git LFS pointer,
-    otherwise None.
+    """Returns an error if the text is another kind of file, such as a Git LFS pointer, or None
+    otherwise.
     """
     for form, what in forms:
         if match := re.search(form, text[: 64 * KIBIBYTE], re.IGNORECASE | re.MULTILINE):
@@ -299,7 +299,7 @@ def mistaken(
 def unprintable(text: str) -> str | None:
     """Returns the first character that is not allowed in one-line text, or None.
 
-    Control characters, lone surrogates and direction changes are not allowed.
+    Control characters, lone surrogates and bidirectional controls are not allowed.
     """
     if text.isascii() and text.isprintable():
         return None
@@ -314,8 +314,8 @@ def unprintable(text: str) -> str | None:
 def whole(text: str, most: int = LARGEST_COUNT) -> int | None:
     """Parses ASCII digits as an integer from 0 to `most`. Returns None for any other text.
 
-    Use this for all external input: int() also accepts digits of other scripts, and raises for more
-    than 4,300 digits.
+    Use this for all external input, because int() also accepts digits of other scripts and raises
+    for more than 4,300 digits.
     """
     if not (text.isascii() and text.isdecimal() and len(text) <= len(str(most))):
         return None

@@ -62,10 +62,11 @@ FIGURES = (int, float, int | None, float | None)
 
 
 def fit_row(kind: type[T], row: Mapping[str, Any], table: Path, mark: str) -> T:
-    """Creates a row of a data table. Its line in the file is the first one that contains `mark`.
+    """Creates a row of a data table. Errors refer to the first line of the file that contains
+    `mark`.
 
     Raises:
-        InputError: a figure is missing, negative or not a number, or a key is unknown.
+        InputError: a number is missing, negative or invalid, or a key is unknown.
     """
     try:
         for key, hint in kinds_of(cast(type, kind)).items():
@@ -171,7 +172,7 @@ _PLAIN: dict[Any, Callable[[Any, Any, str], Any]] = {
 def _any_of(hints: tuple[Any, ...], value: Any, key: str) -> Any:
     """Converts a value to the first type in the union that matches.
 
-    A mapping is tried only against mapping types, so that an error refers to the mapping's keys.
+    Tries a mapping only against mapping types, so that errors refer to the mapping's keys.
     """
     if value is None and type(None) in hints:
         return None

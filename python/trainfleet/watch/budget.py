@@ -1,11 +1,11 @@
 """Tracks a run's cost against its budget. The cost is computed from the run's events as hours times
 prices.
 
-Because the total depends only on events, it stays complete when a launcher dies, and every reader
-computes the same one. If machines are created for the run, the bill comes from plan/estimate.py. It
-includes a setup estimate and charges nodes by the hour. Between launches, nodes are charged until
-fleet.idle_minutes removes them. Other resources are charged for the same hours plus queue time. A
-run is stopped early enough that its budget still covers its nodes until their removal.
+Because the total is derived only from events, it survives the death of a launcher, and every reader
+gets the same result. For fleets that create machines, plan/estimate.py provides the prices: a setup
+estimate, plus an hourly rate for nodes and for other resources. Between launches, nodes are charged
+until fleet.idle_minutes removes them. Other resources are also charged while the job is queued. A
+run is stopped early enough for its budget to cover its nodes until they are removed.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from ..run.run_folder import Record, Run
 from ..trust.errors import ConfigError
 
 LOOK_EVERY = 5.0  # seconds between checks
-# Events that end a wait in the queue. Ranks record `began` even without a launcher.
+# Events that mark the end of queueing. Ranks record `began` even without a launcher.
 RUNS = ("running", "launched", "began")
 NEAR = 0.8  # fraction of the limit at which to warn the user
 
 
 class Budget:
-    """Cost and limit of one run. Fleets without a bill have no cost, so plan/plan.py rejects a
+    """Cost and limit of one run. Fleets that aren't billed cost nothing, so plan/plan.py rejects a
     budget limit for them.
     """
 
@@ -46,13 +46,13 @@ class Budget:
         return self.bill.idle(self.nodes)
 
     def spent(self, now: float | None = None, under_way: bool = True) -> float:
-        """Returns the cost in US dollars from setup until `now` (unix time). `under_way` specifies
-        whether a launch is active.
+        """Returns the cost since setup, in US dollars, up to `now` (unix time). `under_way` means
+        that a launch is active.
         """
         events, lingers = self.run.read_events(), self.bill.lingers
         if not any(event["event"] == "launched" for event in events):
             return 0.0
-        # The rest is also paid while the nodes are queued.
+        # Resources other than nodes also cost money while the job is queued.
         alone = [event | {"nodes": 1} if "nodes" in event else event for event in events]
         beside = [event for event in alone if event["event"] != "queued"]
         return (
@@ -62,7 +62,7 @@ class Budget:
         )
 
     def words(self) -> str:
-        """Returns the reason for stopping the run."""
+        """Returns the user-facing reason for stopping the run."""
         if not self.reserve:
             return f"the run has reached its budget.max_usd of ${self.limit:,.2f}"
         rest = f"${self.reserve:,.2f} of its budget.max_usd ${self.limit:,.2f} are left"
@@ -86,7 +86,7 @@ class Budget:
         return spent >= self.limit
 
     def require(self) -> None:
-        """Raises ConfigError if the budget is exhausted before the launch."""
+        """Raises ConfigError if no budget is left for another launch."""
         if self.limit is None:
             return
         if (
@@ -107,11 +107,11 @@ class Budget:
 def node_hours(
     events: Iterable[Record], now: float | None = None, lingers: float = 0.0, under_way: bool = True
 ) -> float:
-    """Returns the node-hours of all of a run's launches. Each launch counts from its `launched`
-    event to its last event, or to `now` if it is active.
+    """Returns the total node-hours of a run's launches. Each launch counts from its `launched`
+    event to its last event, or to `now` if it is still active.
 
-    After a launch, nodes count for at most `lingers` hours. Queue time is free, because the run has
-    no nodes between `queued` and `running`.
+    Idle nodes count for at most `lingers` hours after a launch. Queue time is free, because the run
+    has no nodes between `queued` and `running`.
     """
     hours, nodes, since, waits = 0.0, 0, 0.0, False
     for event in events:
@@ -129,8 +129,8 @@ def node_hours(
 
 
 def _waits(event: Record, waits: bool) -> bool:
-    """Returns whether the job is queued after this event, given the state `waits` before it. The
-    starting phase does not count as queued, because machines that are starting already cost money.
+    """Returns whether the job is queued after this event. `waits` is whether it was queued before.
+    The starting phase does not count, because machines cost money while they start.
     """
     if event["event"] == "queued":
         return bool(event.get("phase") == "queued")

@@ -1,10 +1,9 @@
-"""Job failure causes, each with a description, a decision and a suggested command (causes.yaml).
-The log patterns that identify a cause are in catalogue/*.yaml, with their sources.
+"""Causes of job failures, each with a description, a decision and a suggested command
+(causes.yaml). The log patterns that identify a cause are in catalogue/*.yaml, with their sources.
 
-`firm: false` marks broad patterns, which count only if no more specific pattern matches. Patterns
-under `closed` always indicate their cause, in any log. Patterns under `says` may also appear with
-other causes. Only closed patterns and machine-reported lines (weight: proof) make a verdict
-certain.
+`firm: false` marks broad patterns, which are used only if no specific pattern matches. Patterns
+under `closed` are conclusive in any log. Patterns under `says` may also appear with other causes.
+Only closed patterns and machine-reported lines (weight: proof) make a verdict certain.
 
 An entry's `by` restricts its patterns to lines from certain writers:
     kernel    the kernel
@@ -58,9 +57,9 @@ class Then(Enum):
 class Cause:
     """A class of failures with its description, decision, and suggested command.
 
-    `of_a_node` marks causes that are specific to one node, so that a replacement node fixes them.
-    If several nodes show such a cause, a replacement would fail too. `steps` maps log patterns to
-    commands that are more specific than `next`.
+    `of_a_node` marks causes that are specific to one node, so replacing that node fixes them. If
+    several nodes show such a cause, a replacement is assumed to fail too. `steps` maps log patterns
+    to commands that are more specific than `next`.
     """
 
     name: str
@@ -104,8 +103,8 @@ class Sign:
     pattern: re.Pattern[str]
     cause: str
     weight: Weight
-    # Every matching line contains at least one of these words. If empty, the pattern is tried on
-    # every line.
+    # Pre-filter: the pattern is only tried on lines that contain one of these words, or on every
+    # line if there are no words.
     about: tuple[str, ...]
     firm: bool = True
     closed: bool = False
@@ -122,7 +121,7 @@ class Sign:
 
 @functools.cache
 def signs() -> dict[str, list[Sign]]:
-    """Returns all patterns, grouped by the type of writer whose lines they match."""
+    """Returns all patterns, grouped by the type of writer that they apply to."""
     found: dict[str, list[Sign]] = {}
     for path in sorted(path for folder in FOLDERS for path in folder.glob("*.yaml")):
         for entry in read_table(path)["entries"]:
@@ -143,7 +142,9 @@ def _signs(entry: dict[str, Any]) -> Iterator[Sign]:
 
 
 def first_sign(by: tuple[str, ...], text: str) -> tuple[Sign, re.Match[str]] | None:
-    """Returns the strongest matching pattern for these types of writers, and its match, or None."""
+    """Returns the strongest pattern that matches for these types of writers, with its match, or
+    None.
+    """
     found = _matching(by, _NUMBERS.sub("0", text))
     sign = max(found, key=lambda sign: sign.rank, default=None)
     return (sign, match) if sign and (match := sign.search(text)) else None
@@ -157,7 +158,7 @@ def firm_causes(by: tuple[str, ...], text: str) -> set[str]:
     return {sign.cause for sign in found if sign.firm and sign.weight >= Weight.WORD}
 
 
-@functools.lru_cache(maxsize=65536)  # A thousand ranks write lines that differ only in numbers.
+@functools.lru_cache(maxsize=65536)  # Many ranks write lines that differ only in numbers.
 def _matching(by: tuple[str, ...], text: str) -> tuple[Sign, ...]:
     every = (sign for group in by for sign in signs().get(group, ()))
     return tuple(sign for sign in every if sign.search(text))

@@ -6,7 +6,7 @@ Rules of evidence, in order:
 1. An error is not the cause if its process survived it: if that process or others reported steps
    later, or if the error was retracted.
 2. A process's last exception counts. If it names no cause (RuntimeError), an earlier message from a
-   library takes precedence, or one from the kernel about a file system. A failed mount explains a
+   library, or from the kernel about a file system, takes precedence. A failed mount explains a
    missing file.
 3. Lines from a machine (kernel, scheduler, watchdog) are proof. A rank's lines never are, because
    they may quote anything.
@@ -14,17 +14,17 @@ Rules of evidence, in order:
    they report errors first and most often.
 5. Among equals, a named cause beats an unknown one. Ties go to the node that most others blame,
    then to the earliest line.
-6. Time is only the last tiebreaker, because the nodes' clocks differ, around midnight possibly by a
-   whole day.
+6. Time is only the last tiebreaker, because node clocks differ. Around midnight, they may be off by
+   a whole day.
 7. The rank that wrote a line is not necessarily to blame. A PID, rank, host or address in the line
-   may identify another one. Victims only count against the peer that most of them lost. When ranks
-   time out together, the one that did not time out or has fallen behind is blamed.
+   may identify another one. Victims only count as votes against the peer that most of them lost.
+   When ranks time out together, the one that did not time out or has fallen behind is blamed.
 8. A finding is certain if a machine reports it, or if a process reports it unambiguously (`closed`
-   in the catalogues). It is uncertain if a competing cause exists, or if its process named another
-   cause shortly before. Weak evidence is reported as likely. Without evidence, no cause is named.
-   An exception that matches no pattern is blamed on the program if Python or the program's own line
-   raised it, or if it is about arguments. Otherwise its cause is `unknown`: the finding names the
-   rank that failed first and quotes it, and any named cause takes precedence.
+   in the catalogues). It is uncertain if there is a competing cause, or if the same process named
+   another cause shortly before. Weak evidence is reported as likely. Without evidence, no cause is
+   named. An exception that matches no pattern is blamed on the program if Python or the program's
+   own code raised it, or if it is about arguments. Otherwise, its cause is `unknown`, and any named
+   cause takes precedence. The finding then only identifies and quotes the rank that failed first.
 """
 
 from __future__ import annotations
@@ -76,13 +76,13 @@ OF_A_NODE = (
 )
 
 
-AGENTS = ((None, "agent"), (None, "node"))  # rank and kind of the writers that every node has
+AGENTS = ((None, "agent"), (None, "node"))  # (rank, type) of the writers that every node has
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Explanation of a failure. `sure` means that it is certain enough to act on. `nodes` contains
-    all nodes that show the same cause. `more` contains the first lines after an exception's first.
+    """Explanation of a failure. `sure` means certain enough to act on. `nodes` contains all nodes
+    that show the same cause. `more` contains further lines of a multi-line exception message.
     """
 
     weight: Weight
@@ -124,8 +124,8 @@ def diagnose(
 def _is_uncontested(
     best: Evidence, standing: Sequence[Evidence], heard: Sequence[Evidence]
 ) -> bool:
-    """Returns whether no evidence as strong as the best names another cause, not even an error that
-    the same process reported shortly before.
+    """Returns whether `best` has no rival: equally strong evidence for another cause, including an
+    error that the same process reported shortly before.
     """
     own = (one for one in heard if one.writer == best.writer)
     near = (one for one in own if abs(one.time - best.time) < JUST_BEFORE)
@@ -141,10 +141,10 @@ def _order(one: Evidence, counted: Counter[int]) -> tuple[int, bool, bool, int, 
 
 
 def _nearer(best: Evidence, standing: Sequence[Evidence]) -> Evidence:
-    """Refines a cause using the kernel log of the same node. An exception without a clear cause is
-    blamed on a recent file system or disk error. A killed process counts as out of host memory if
-    the node counted an OOM kill. A storage failure becomes a disk failure if the kernel logged disk
-    errors.
+    """Refines a cause using the same node's kernel log. An exception without a clear cause is
+    blamed on a file system or disk error from around the same time. A killed process counts as out
+    of host memory if the kernel counted an OOM kill. A storage failure becomes a disk failure if
+    the kernel logged disk errors.
     """
     kernel = [one for one in standing if one.writer == (best.node, None, "kernel")]
     disks = [one for one in kernel if one.cause in ("storage", "disk")]
@@ -180,7 +180,9 @@ def _annuls(mark: Evidence, one: Evidence) -> bool:
 
 
 def settle(evidence: Sequence[Evidence]) -> list[Evidence]:
-    """Discards what a process wrote before its last exception, if that exception names a cause."""
+    """Discards a process's other evidence if its last exception names a cause. Keeps proof and any
+    message that explains the exception.
+    """
     by_writer: dict[object, list[Evidence]] = {}
     for one in evidence:
         by_writer.setdefault(one.writer, []).append(one)
@@ -220,7 +222,7 @@ def _telling(errors: list[Evidence]) -> Evidence:
 def _whom(
     best: Evidence, standing: Sequence[Evidence], record: Record, counted: Counter[int], nodes: int
 ) -> tuple[int | None, int | None, str]:
-    """Returns the node and rank to blame, and the reason in words."""
+    """Returns the node and rank to blame, and a description of the failure."""
     if best.cause == "victim":
         return most_blamed(counted), None, _loss(standing, counted) or best.words
     if (rank := untrusted_input.whole(best.groups.get("rank", ""), MOST)) is not None:
@@ -234,8 +236,8 @@ def _whom(
 
 
 def _home(best: Evidence) -> int | None:
-    """Returns the node of a rank that the line names, if it is the writer's node: lines from
-    outside observers, or about a process that was killed or exited.
+    """Returns the writer's node if a rank that the line names must have run there. This holds for
+    lines from outside observers, or about a process that was killed or exited.
     """
     ended = ENDED.search(best.words) and " on node " not in best.words
     here = best.writer[2] in OUTSIDE or best.cause == "killed" or ended
@@ -260,8 +262,8 @@ def _accused(
 
 
 def _rank_of(best: Evidence, standing: Sequence[Evidence], record: Record) -> int | None:
-    """Returns the rank to blame on the node that the evidence points to: the rank whose PID or
-    number the line names, or else the first rank on that node to report an error.
+    """Returns the rank to blame on the evidence's node: the one that the line identifies by PID or
+    number, or else the first rank that failed.
     """
     if best.rank is not None or best.cause in OF_A_NODE:
         return best.rank
@@ -274,8 +276,8 @@ def _rank_of(best: Evidence, standing: Sequence[Evidence], record: Record) -> in
 
 
 def _failed_on(best: Evidence, standing: Sequence[Evidence], book: Book) -> int | None:
-    """Returns the rank on the evidence's node that failed first, according to its launcher, the
-    ranks' errors, or the launcher's local rank, which equals the rank in a job of one node.
+    """Returns the first rank that failed on the evidence's node. Sources are the launcher's report,
+    the ranks' errors, or the launcher's local rank, which equals the rank in a single-node job.
     """
     outside = best.writer[2] == "kernel"
     if not outside and best.node in book.failed:
@@ -308,8 +310,8 @@ def _absent(
     """Returns the only node that did not join the rendezvous, or the only rank that reports a
     failed rendezvous. Returns (None, None) if there is not exactly one.
 
-    A missing node has no log lines from ranks. `alike` specifies whether other writers report the
-    same failure.
+    A node counts as missing if neither its ranks nor its launcher left log lines. `alike` means
+    that other writers report the same failure.
     """
     agents = {node for node, rank, who in record.streams if (rank, who) in AGENTS}
     here = {node for node in {*record.homes.values(), *agents} if node is not None}
@@ -326,8 +328,8 @@ def _absent(
 def _who_hangs(
     best: Evidence, standing: Sequence[Evidence], record: Record
 ) -> tuple[int | None, int | None, str]:
-    """Returns the node and rank to blame for a collective timeout, and the reason. The culprit is
-    the rank that did not time out, or the rank whose collectives are behind.
+    """Returns the node and rank to blame for a collective timeout, and the reason. The blamed rank
+    is the one that did not time out, or whose collectives are behind.
 
     Returns None for node and rank if no rank stands out.
     """
@@ -356,8 +358,8 @@ def _sequence(text: str) -> int:
 
 
 def quote(finding: Diagnosis, lines: Sequence[LogLine]) -> tuple[str, ...]:
-    """Returns the writer's last lines up to and including the one that showed the cause, and the
-    rest of its message.
+    """Returns the writer's last lines, up to the line that showed the cause and the rest of its
+    message.
     """
     writer = finding.line.node, finding.line.rank, finding.line.who
     mine = [line for line in lines if (line.node, line.rank, line.who) == writer]

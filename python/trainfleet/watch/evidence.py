@@ -1,8 +1,8 @@
 """Evidence from individual log lines: the cause, the writer, the time, and whether the process
 survived.
 
-Lines outside exceptions are classified by their writer, such as a library's message or a process's
-exit. Node names and addresses, rank PIDs, and votes against peers determine whom to blame.
+Lines outside exceptions, such as library messages and process exits, are classified by their
+writer. Node names and addresses, rank PIDs, and votes against peers determine where the blame goes.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _said(by: tuple[str, ...], text: str) -> Found | None:
 
 
 def _reasoned(found: Found | None, by: tuple[str, ...], text: str) -> Found | None:
-    """Returns the match in the reason that an error message quotes if the reason has a different
+    """Returns the match in the reason after an error message's colon if it indicates a different
     cause, as in `Failed compilation: no such library`. Otherwise, returns `found`.
     """
     rest = text[found[1].end() :] if found else ""
@@ -103,8 +103,8 @@ def _reasoned(found: Found | None, by: tuple[str, ...], text: str) -> Found | No
 
 
 def implied(text: str, by: tuple[str, ...]) -> Found | None:
-    """Returns the match in a line that is not a library's own message: a quoted CUDA error, an exit
-    code, or a process's last message.
+    """Returns the match for an error that a line only implies: a quoted exception or CUDA error, an
+    exit code, or a process's last message.
     """
     if match := CUDA.search(text):
         return first_sign(("error",), f"CUDA error: {match['what']}")
@@ -135,22 +135,20 @@ def heavier(found: Found | None, other: Found | None) -> Found | None:
 
 
 def stated(text: str) -> str:
-    """Returns the text without the guesses at causes that some libraries append, because patterns
-    would match them.
-    """
+    """Strips the guesses at causes that some libraries append, since they would match patterns."""
     match = CONJECTURE.search(text)
     return text[: match.start()] if match else text
 
 
 def _mild(found: Found | None, most: Weight = Weight.HINT) -> Found | None:
-    """Limits a logged error's weight, because the program may have recovered."""
+    """Caps the weight of a logged error, because the program may have recovered."""
     return found and (
         replace(found[0], weight=min(found[0].weight, most), firm=False, closed=False),
         found[1],
     )
 
 
-_OWN = (  # lines in which a node reports its own name
+_OWN = (  # lines in which a node reports its name
     re.compile(r"^(?P<name>[\w.-]+):\d+:\d+ \[\d+\] .*NCCL "),
     re.compile(r"NCCL INFO .*Using .*?:(?P<name>\d+\.\d+\.\d+\.\d+)<"),
     re.compile(r"SocketImpl\(fd=\d+, addr=\[(?P<name>[^\]]+)\]"),
@@ -178,7 +176,7 @@ class Book:
     pids: dict[tuple[int | None, int], int] = field(default_factory=dict)
     # first failed rank per node, according to its launcher
     failed: dict[int | None, int] = field(default_factory=dict)
-    # failed local ranks in a log of unknown nodes
+    # failed local ranks in logs that belong to no known node
     local: list[int] = field(default_factory=list)
 
     def note(self, node: int | None, rank: int | None, text: str) -> None:
@@ -244,8 +242,8 @@ def most_blamed(counted: Counter[int]) -> int | None:
 
 SKEW = 60.0  # maximum clock difference between two nodes, in seconds
 SAME_CLOCK = 2.0  # maximum seconds for ranks of a node to notice each other's failures
-ONE_MORE = 30.0  # seconds after which a single later step shows that the job continued
-# Seconds after which a line without a problem shows that a warning was harmless.
+ONE_MORE = 30.0  # a single step this many seconds after an error shows that the job continued
+# A normal line this many seconds after a warning shows that the warning was harmless.
 BREATH = 5.0
 Writer = tuple[int | None, int | None, str]
 
@@ -255,7 +253,7 @@ class Evidence:
     """A cause that a log line indicates. `rank` is to blame; `writer` wrote the line.
 
     `error` marks a process's exception. `firm` means that the line states the cause. Otherwise, the
-    cause is inferred because no other one fits. `closed` means that the line is unambiguous.
+    cause is inferred. `closed` means that the line is unambiguous.
     """
 
     weight: Weight
@@ -310,8 +308,8 @@ class Record:
 
 
 def signed(sign: Found, line: LogLine, writer: Writer, index: int, words: str) -> Evidence:
-    """Creates evidence from a pattern match. A rank's own line is proof only of the causes busy and
-    preempted.
+    """Creates evidence from a pattern match. A rank's own line counts as proof only for the causes
+    busy and preempted.
     """
     what, match = sign
     weight, closed = what.weight, what.closed
@@ -323,8 +321,8 @@ def signed(sign: Found, line: LogLine, writer: Writer, index: int, words: str) -
 
 
 def survived(evidence: Evidence, record: Record) -> bool:
-    """Returns whether the job continued after this evidence: its process reported a later step, or
-    other processes reported at least two.
+    """Returns whether the job continued after this evidence, as shown by later training steps or,
+    for weak evidence, by later normal lines or a successful end.
     """
     node, _, who = evidence.writer
     # A kernel line in the agent's output may come from any process.

@@ -1,5 +1,5 @@
-"""Parses log lines. Strips prefixes that launchers, loggers and log shippers add, both known
-formats and formats learned from the log.
+"""Parses log lines. Strips the prefixes that launchers, loggers and log shippers add, both in known
+formats and in formats learned from the log.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ Shapes = tuple[re.Pattern[str], ...]
 
 
 def strip(text: str, own: Shapes = ()) -> tuple[int | None, str]:
-    """Returns the rank in a line's prefixes, if any, and the text after the prefixes with its
-    indentation. `own` contains prefixes learned from the log.
+    """Returns the rank in a line's prefixes, if any, and the indented text after the prefixes.
+    `own` contains prefixes learned from the log.
     """
     rank, text = None, text.removesuffix("\r").removesuffix("\x1b[0m")
     if "<" in text and (match := _GLUED.match(text)):
@@ -100,8 +100,8 @@ def strip(text: str, own: Shapes = ()) -> tuple[int | None, str]:
 
 
 def learned(texts: Iterable[str]) -> Shapes:
-    """Learns a log's unknown prefixes, as patterns: those that precede both headers and frames of
-    its tracebacks. Also learns a common left margin.
+    """Returns patterns for a log's unknown prefixes, which are those before both headers and frames
+    of its tracebacks. Also learns a common left margin.
     """
     texts = [text for text in texts if text and not text.isspace()]
     frames = _prefixes(texts, _FRAME)
@@ -214,8 +214,8 @@ class LogLine:
 
 
 def read_lines(log: Path, node: int | None, start: int = 0, logs: int = 1) -> list[LogLine]:
-    """Reads a node's log from byte `start`. Reads only the first and last lines if the log exceeds
-    the size limit, which `logs` logs share.
+    """Reads a node's log from byte `start`. If it exceeds the size limit, which is shared among
+    `logs` logs, reads only its beginning and end.
     """
     try:
         with untrusted_input.open_regular(log) as file:
@@ -228,7 +228,7 @@ def read_lines(log: Path, node: int | None, start: int = 0, logs: int = 1) -> li
                 data = file.read(head).rpartition(b"\n")[0] + b"\n"
                 file.seek(size - tail)
                 data += file.read().partition(b"\n")[2]
-    except (FileNotFoundError, InputError):  # missing, or a symbolic link, which nodes never write
+    except (FileNotFoundError, InputError):  # missing, or a symbolic link, which nodes never create
         return []
     return list(parse(data.decode(errors="replace").splitlines(), node))
 
@@ -238,7 +238,7 @@ def parse(lines: Iterable[str], node: int | None) -> Iterator[LogLine]:
     writer, and its time unless it contains a clock time. The first clock time in a log also applies
     to all earlier lines.
     """
-    # The forwarder writes nothing about the job.
+    # The log forwarder's own lines are not about the job.
     lines = [text for text in lines if not _FORWARDED.match(text)]
     clocks = (time for text in lines if (time := _clock_of(text)) is not None)
     time, rank, who = next(clocks, 0.0), None, "agent"

@@ -1,6 +1,6 @@
-"""Reads all nodes' log lines, and classifies each one as part of a traceback, part of a launcher's
-report, evidence of a cause, or progress. Classifies exceptions by message, by the code that raised
-them, and by the operation in progress.
+"""Classifies all nodes' log lines as part of a traceback, part of a launcher's report, evidence of
+a cause, or progress. Exceptions are classified by message, by the code that raised them, and by the
+operation that failed.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def read(lines: Iterable[LogLine], book: Book) -> Record:
 
 
 def _days(nodes: Mapping[int | None, list[LogLine]]) -> dict[int | None, list[float]]:
-    """Returns the seconds to add to each line's clock time, in whole days. Makes each node's times
-    increase past midnight, and aligns the ends of the nodes' logs.
+    """Returns each line's day offset, in seconds, to add to its clock time. The offsets make each
+    node's times increase past midnight and align the ends of the nodes' logs.
     """
     shifts, reference = {}, None
     for node in sorted(nodes, key=lambda node: -1 if node is None else node):
@@ -110,7 +110,7 @@ def _read_node(record: Record, lines: list[LogLine], shifts: list[float]) -> Non
 def _read_line(
     record: Record, report: TorchrunReport, line: LogLine, writer: Writer, index: int, text: str
 ) -> None:
-    """Classifies a line. `text` follows the line's prefixes."""
+    """Classifies a line. `text` is the line without its prefixes."""
     stream, (node, rank, who) = record.streams[writer], writer
     parser = stream.tracebacks
     # Text before the traceback is a scheduler message that quotes the program.
@@ -156,9 +156,8 @@ class TorchrunReport:
     def take(
         self, line: LogLine, writer: Writer, index: int, text: str, book: Book
     ) -> list[Evidence] | None:
-        """Returns the evidence in a line, or None if other patterns may match it.
-
-        The launcher itself kills the ranks that it lists after the first failed one.
+        """Returns the evidence in a line, or None if other patterns may match it. Ignores the ranks
+        listed after the first failed one, because the launcher itself killed them.
         """
         if writer[2] not in AGENTS:
             return None
@@ -179,7 +178,7 @@ class TorchrunReport:
         self, line: LogLine, writer: Writer, index: int, sign: str, code: str
     ) -> Evidence | None:
         """Returns the evidence in the first failed rank's exit code, if any."""
-        if not sign:  # an exception, which may be in another log
+        if not sign:  # the rank raised an exception, which may be in another log
             words = f"rank {self.rank} exited with code {code}; its error is not in this log"
             found = Evidence(Weight.VICTIM, "unknown", line, writer, index, self.rank, words)
             return replace(found, error=True, firm=False)
@@ -270,7 +269,7 @@ def _sign(
     block: PrintedException, text: str, by: tuple[str, ...], where: Found | None
 ) -> Found | None:
     """Returns the pattern that an exception's message matches, unless the pattern is broad and the
-    class or the frame tells more.
+    exception's class or frame is more informative.
     """
     sign = firmer(first_sign(by, stated(block.inner)), first_sign(by, text))
     if block.bare:
@@ -283,7 +282,7 @@ def _sign(
 
 def _named(sign: Found, writer: Writer, block: PrintedException, by: tuple[str, ...]) -> Evidence:
     """Creates evidence from the pattern that an exception matches."""
-    # The pattern may require the prefix that the exception's quote lacks.
+    # The pattern may require a prefix that the quoted exception lacks.
     lines = (one for one in block.message if sign[0].search(f"{one}\nNCCL WARN {one}"))
     said = next(lines, block.message[0])
     found = replace(signed(sign, block.line, writer, block.index, said), error=True)
@@ -318,7 +317,7 @@ def _handled(cause: str, firm: bool, block: PrintedException) -> str:
 
 def _guess(blank: Evidence, block: PrintedException, text: str, root: bool) -> Evidence:
     """Classifies an exception that matches no catalogue pattern. Blames the program if Python or
-    the program's own line raised it, or if it concerns arguments. Otherwise, the cause is unknown.
+    the program's own code raised it, or if it concerns arguments. Otherwise, the cause is unknown.
     """
     if block.panicked:
         return replace(blank, cause="code")
@@ -335,7 +334,7 @@ def _guess(blank: Evidence, block: PrintedException, text: str, root: bool) -> E
 
 
 def _is_own(block: PrintedException, text: str, root: bool) -> bool:
-    """Returns whether the program's own line raised the exception, or it concerns arguments."""
+    """Returns whether the program's own code raised the exception, or it concerns arguments."""
     frame = block.frames.rpartition("\n")[2]
     raised = block.name in RAISED and (CALLED.search(frame) or (root and OWN.match(frame)))
     checked = block.name == "AssertionError" or (block.name == "ValueError" and block.frames)
@@ -343,8 +342,8 @@ def _is_own(block: PrintedException, text: str, root: bool) -> bool:
 
 
 def _misfits(block: PrintedException, text: str) -> bool:
-    """Returns whether a library failed because of a dependency's version, or while it was being
-    imported.
+    """Returns whether a library failed during its import or because of an incompatible dependency
+    version.
     """
     frames = block.frames.split("\n")
     importing = sum(frame.endswith(" <module>") for frame in frames) > 1

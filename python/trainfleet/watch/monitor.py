@@ -30,9 +30,9 @@ TO_SAVE = 300.0  # seconds before ENDS at which the run is asked to save and sto
 CONCLUDED = ("finished", "stopped")  # events that ranks record after completing their work
 TURNS = ("launched", "restarted", "queued", "began", *CONCLUDED)
 WAITING = (Phase.QUEUED, Phase.STARTING)
-# Seconds without progress until a job counts as stalled. Training a tokenizer takes longest.
+# Seconds without progress before a job counts as stalled. Tokenizer training is the slowest case.
 STILL = 1800.0
-# Shorter limit once the tokenizer is trained, when every MiB of text counts as progress.
+# Limit once the tokenizer is trained: shorter, because every MiB of text counts as progress.
 STUCK = 300.0
 # Maximum heartbeat age, in seconds, at which ranks on an unreachable node count as alive.
 ALIVE = 5.0
@@ -45,7 +45,7 @@ SAID = "NCCL INFO"
 
 
 class CutOff(BackendError):
-    """Raised by a launcher that can't reach any other host while a standby can take over."""
+    """This launcher can't reach any other host, but a standby can take over."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class AttemptOutcome:
     """Outcome of an attempt: its last status, the alarm that ended it, if any, and the unreachable
     nodes whose ranks are alive.
 
-    `concluded` means that the ranks had completed their work, so later node failures do not count.
+    `concluded` means that the ranks had completed their work, so later node failures are ignored.
     `cut_off` is this machine's name if it could not reach any other host. `asked` means that the
     attempt was asked to stop.
     """
@@ -74,7 +74,7 @@ class AttemptOutcome:
 class Sequel:
     """A job that starts once another job has succeeded.
 
-    submitted         is called with each attempt's job as soon as that job is submitted
+    submitted         called with each attempt's job as soon as the job is submitted
     is_asked_to_stop  returns whether the sequel was asked to stop; the job before it stops, too
     """
 
@@ -132,8 +132,8 @@ class MonitoredAttempt:
         self.unreachable = frozenset[int]()
 
     def follow(self, running: Handle | None = None) -> AttemptOutcome:
-        """Submits the job, or follows a running one, and returns the outcome. On return or
-        exception, all of the job's processes on reachable nodes have ended.
+        """Submits the job or follows a running one, and returns its outcome. On return or
+        exception, all of the job's processes on reachable nodes have exited.
         """
         self.watch.place.refresh()
         self.watch.confirm()
@@ -183,8 +183,8 @@ class MonitoredAttempt:
         return self._outcome(handle, status, alarm)
 
     def _outcome(self, handle: Handle, status: Status, alarm: Alarm | None) -> AttemptOutcome:
-        """Returns the outcome, using the status from before the other nodes were stopped so that
-        their exit codes don't count.
+        """Returns the outcome, based on the status from before the other nodes were stopped, so
+        that the resulting exit codes don't count.
         """
         status = self._with_cut_off(status)
         failed = alarm is not None or status.failed
@@ -222,8 +222,8 @@ class MonitoredAttempt:
             self.say(f"still no answer from {who}: run make clean to end the processes there")
 
     def _with_cut_off(self, status: Status) -> Status:
-        """Returns the status, with exit code CUT_OFF added if the job was ended through the
-        scheduler by someone else before the ranks had finished.
+        """Adds exit code CUT_OFF to the status if someone else ended the job through the scheduler
+        before its ranks had finished.
         """
         if not status.ended_by or self.asked:
             return status
@@ -232,8 +232,8 @@ class MonitoredAttempt:
         return status if concluded else replace(status, exits={**status.exits, 0: CUT_OFF})
 
     def _with_absent(self, status: Status) -> Status:
-        """Returns the status, with lost nodes added that the scheduler has not noticed: those
-        without an exit code, a recent heartbeat or a response.
+        """Extends the status with lost nodes that the scheduler has not noticed: those without an
+        exit code, a recent heartbeat or a response.
         """
         if status.ended or not (
             unheard := set(range(len(status.hosts))) - set(status.exits) - set(status.lost)
@@ -272,8 +272,8 @@ class MonitoredAttempt:
         self.refreshed = time.monotonic()
 
     def _notice(self, status: Status) -> None:
-        """Records why the job is waiting and when it starts to run. Starts watching the ranks'
-        heartbeats in each attempt.
+        """Records why the job is waiting and when it starts running. Watches the ranks' heartbeats
+        from the start of each attempt.
         """
         if self.trouble:
             return
@@ -349,7 +349,7 @@ class MonitoredAttempt:
         if self.watch.interrupts.count > 1:
             self.say("stopping now after a second stop request")
             return True
-        # The job before the sequel is a compile job, which has nothing to save.
+        # The job that a sequel follows is a compile job, which has no state to save.
         if self.watch.sequel and self.watch.sequel.is_asked_to_stop():
             self.asked = True
             self.say("stopping")
@@ -431,8 +431,8 @@ class FabricLog:
         self.since, self.heard = time.time(), False
 
     def wrong(self) -> list[str]:
-        """Returns the fabric problems in the log. Returns them only once, after the first step,
-        because NCCL connects during the first collective.
+        """Returns the fabric problems in the log, but only once after the first step, because NCCL
+        connects during the first collective.
         """
         if (
             self.heard

@@ -3,10 +3,10 @@ automatically.
 
 python -m trainfleet.watch.node_verdict FOLDER NODES CODE BEGAN
 
-Node 0 runs this command with the job's exit code and the attempt's start time. The command
-downloads all nodes' files from S3 into a temporary folder, judges them as a launcher would
-(verdict.py), and prints the verdict. The exit code is AGAIN if another attempt may succeed. It is 0
-if the program would fail the same way, or if the cause is unknown.
+Node 0 runs this command with the job's exit code and the attempt's start time. It downloads all
+nodes' files from S3 into a temporary folder, reaches a verdict as a launcher would (verdict.py),
+and prints it. The exit code is AGAIN if another attempt may succeed, or 0 if the program would fail
+the same way or the cause is unknown.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .monitor import AttemptOutcome
 from .verdict import Start, Verdict, judge
 
 SAME = 2.0  # maximum clock difference between two AWS machines, in seconds
-SETTLE = 2 * EVERY + 1.0  # seconds until the other nodes' last lines are in S3
+SETTLE = 2 * EVERY + 1.0  # seconds for the other nodes' last log lines to reach S3
 
 
 @telling
@@ -65,7 +65,7 @@ def main(arguments: list[str]) -> int:
 
 
 def again(folder: Path, verdict: Verdict) -> int:
-    """Returns this program's exit code. Records the verdict if the scheduler retries the job,
+    """Returns this program's exit code. Records the verdict if the scheduler will retry the job,
     because the launcher does not see that failure.
     """
     if verdict.then is Then.STOP or verdict.cause == "unknown":
@@ -95,7 +95,7 @@ def cut(log: Path, began: float) -> None:
 
 
 def request_of(folder: Path, nodes: int) -> Request:
-    """Returns the launcher's request, or a minimal request for this node count if that file is
+    """Returns the launcher's request, or a minimal request for this node count if request.json is
     missing.
     """
     record = read_json(folder / REQUEST)

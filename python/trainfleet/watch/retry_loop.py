@@ -51,7 +51,7 @@ class Ended:
 
 @dataclass
 class Attempts:
-    """Attempts of one job, and what decides about the next.
+    """Attempts at one job, and the state that decides about further attempts.
 
     Attributes:
         request: The current attempt's request.
@@ -104,12 +104,16 @@ class Attempts:
         return MonitoredAttempt(self.watch, self.request).follow(running)
 
     def _is_over(self, outcome: AttemptOutcome) -> bool:
-        """Returns whether the attempt did not fail, or its failure does not matter."""
+        """Returns whether no further attempt is due: the attempt did not fail, or its failure is
+        ignored.
+        """
         ignored = outcome.asked and not self.request.job.beats
         return not outcome.failed or self.watch.interrupts.count > 1 or ignored
 
     def _await_next(self, verdict: Verdict) -> None:
-        """Announces another attempt and waits before it. Excludes the blamed host, if any."""
+        """Announces the next attempt and waits for the backoff. Excludes the blamed host if a retry
+        must use another node.
+        """
         watch = self.watch
         if verdict.then is Then.ELSEWHERE:
             evidence = self.broken[verdict.host] = f"{verdict.kind.words}: {verdict.words}"
@@ -152,7 +156,7 @@ class Attempts:
 
     def _continue_without_taken(self, outcome: AttemptOutcome, noticed: int) -> bool:
         """Begins the next attempt without the machines that AWS is reclaiming. Returns False if the
-        attempt ended for another reason, or too few other machines are left.
+        attempt ended for another reason, or if too few machines are left.
 
         `noticed` is the number of reclaim notices before this attempt. Does not wait for
         replacements, because only `make setup` can create them.
@@ -179,7 +183,7 @@ class Attempts:
 def explain(
     watch: Watch, request: Request, outcome: AttemptOutcome, since: Start
 ) -> tuple[Verdict, bool]:
-    """Returns the verdict on a failed attempt, and whether it blames this machine.
+    """Returns the verdict on a failed attempt, and whether the verdict blames this machine.
 
     Raises:
         CutOff: the verdict blames this machine, and a standby host exists.
@@ -288,8 +292,7 @@ def when_nodes_return(
 ) -> T:
     """Calls `plan` until it finds enough nodes.
 
-    Raises:
-        BackendError: it did not within PATIENCE seconds, or the run was stopped.
+    Raises: BackendError: there were too few nodes for PATIENCE seconds, or the run was stopped.
     """
     deadline, said = time.monotonic() + PATIENCE, False
     while True:
@@ -324,7 +327,7 @@ def first_that_fits(
 
 
 def pause(watch: Watch, seconds: float) -> None:
-    """Waits while showing progress. A stop request ends the wait."""
+    """Waits while showing progress. Returns early on a stop request."""
     until = time.monotonic() + seconds
     while time.monotonic() < until and not watch.interrupts.count:
         watch.show("")

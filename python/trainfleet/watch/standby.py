@@ -2,9 +2,8 @@
 dies.
 
 The launcher is a command that can resume a run (`make train`), so a takeover reruns that command.
-Until then, the standby writes heartbeats (standby.json in health/lease.py). If the standby falls
-silent, the launcher appoints another one. If there are two standbys, the one appointed later
-remains.
+Until then, the standby writes heartbeats (standby.json in health/lease.py). If its heartbeats stop,
+the launcher appoints another one. If there are two standbys, the one appointed later remains.
 """
 
 from __future__ import annotations
@@ -65,8 +64,8 @@ class StandbyWatch:
         self.begun = term == "" and before is not None and before.code is None
 
     def keep(self) -> int:
-        """Stands by, and takes over as often as necessary. Returns the exit code of the launcher
-        that ended the run, or 0.
+        """Stands by, and takes over whenever the launcher fails. Returns the exit code of the
+        launcher that ended the run, or 0.
         """
         while silent := self.await_vacancy():
             gone = f"{silent.host} no longer leads the run" if silent.time == VACATED else UNHEARD
@@ -76,11 +75,11 @@ class StandbyWatch:
         return 0
 
     def await_vacancy(self) -> Holder | None:
-        """Waits until a launcher that led the run falls silent, and returns its last lease renewal.
-        Returns None if the run no longer needs this standby.
+        """Waits until the run's launcher releases its lease or stops renewing it. Returns the last
+        renewal, or None if the run no longer needs this standby.
 
-        Counts polls instead of comparing clocks. If the file system stalls for a minute, that is
-        still one poll, so the launcher does not count as dead.
+        Counts polls instead of comparing clocks. If the file system stalls for a minute, only one
+        poll passes, so the launcher does not count as dead.
         """
         silent, last = 0.0, newest_holder(self.folder)
         self.begun |= last is not None and last.term > self.term
@@ -129,8 +128,8 @@ class StandbyWatch:
         return True
 
     def take_over(self, silent: Holder) -> int | None:
-        """Starts a launcher that takes over. Returns its exit code if it concluded the run, or None
-        if another launcher now leads the run.
+        """Starts a launcher that takes over. Returns its exit code if the run has concluded, or
+        None if another launcher now leads the run.
 
         If the launcher fails to start, for example because hosts are missing, retries for
         HOSTS_MAY_RETURN seconds.
@@ -152,13 +151,13 @@ class StandbyWatch:
             print(f"this host could not take over (exit code {code}); retrying in {pause:.0f} s")
             if not self.pause(pause):
                 return None
-            # Not before the first attempt, which checks for ranks that are still running.
+            # Honor a stop request only after the first attempt, which checks for running ranks.
             if Run(self.folder).is_asked_to_stop():
                 return self.conclude(STOPPED)
             silent, tries = newest, tries + 1
 
     def launch(self, silent: Holder) -> int:
-        """Runs a launcher that succeeds the silent one, and returns its exit code. This host
+        """Runs a launcher that replaces the silent one, and returns its exit code. This host
         remains the standby until the new launcher holds the lease.
         """
         environment = os.environ | {SUCCEEDS: silent.renewal}

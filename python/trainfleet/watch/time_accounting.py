@@ -1,9 +1,9 @@
 """Accounts for a run's time: each second between a command's start and its end counts exactly once.
 
-Events mark when ranks were launched, training began or an attempt failed, by the clocks of the
-launcher and rank 0. Spans come from the metrics. Each metrics line reports the time since the
-previous line, and how much of it went to checkpoints, validation and compilation. Time between
-spans counts toward the activity at that moment. An event never counts as earlier than the event
+Events mark when ranks were launched, training began or an attempt failed, according to the
+launcher's and rank 0's clocks. Spans come from the metrics. Each metrics line reports the time
+since the previous line, and how much of it went to checkpoints, validation and compilation. Time
+between spans counts toward the current activity. An event never counts as earlier than the event
 before it, so the sum stays exact even if clocks disagree.
 """
 
@@ -58,9 +58,7 @@ class Span:
 
     @classmethod
     def of(cls, line: Record, kept: bool) -> Span | None:
-        """Returns a metrics line's span, or None if it contains no span, such as in runs before
-        format 2.
-        """
+        """Returns a metrics line's span, or None if it has no span, as in runs before format 2."""
         if not isinstance(line.get("time"), (int, float)) or not isinstance(
             line.get("span"), (int, float)
         ):
@@ -78,8 +76,8 @@ class Span:
         return "useful" if self.kept else "repeated"
 
     def uses(self, seconds: float, step: float) -> Iterator[tuple[str, float]]:
-        """Divides `seconds` among the activities. `step` is the usual step time, which does not
-        count as compilation.
+        """Divides `seconds` among the activities. `step` is the usual step time, which is
+        subtracted from the compilation time.
         """
         rest = seconds
         for name, wanted in (
@@ -93,7 +91,9 @@ class Span:
         yield self.work, rest
 
     def spend(self, at: float, before: str, step: float, spent: dict[str, float]) -> None:
-        """Adds the span's seconds to `spent`, and those since `at` to the activity `before` it."""
+        """Adds the span's seconds to `spent`. The gap between `at` and the span counts toward the
+        activity `before`.
+        """
         begin = max(at, self.time - self.seconds)
         spent[before] += max(0.0, begin - at)
         for name, seconds in self.uses(max(0.0, self.time - begin), step):
@@ -107,7 +107,7 @@ def ledger(
     end. Returns {} if no command recorded its start.
 
     `now` (unix time) is set while the run is active. Time lost in a crash comes from `lost` events,
-    because the crash's lines are removed from the metrics.
+    because the metrics no longer contain the lost steps.
     """
     lines = [(line, True) for line in metrics]
     for event in events:
@@ -153,7 +153,7 @@ def _sweep(
     last = max(map(_time, spans), default=at)
     ended = ENDS & {event["event"] for event in launch}
     moments: list[Record | Span] = [*spans, *launch]
-    for moment in sorted(moments, key=_time):  # a span precedes an event of its time
+    for moment in sorted(moments, key=_time):  # a span sorts before an event with the same time
         time = _time(moment)
         if isinstance(moment, Span):
             # Any gap between consecutive spans comes from rounding.

@@ -1,4 +1,4 @@
-"""Parses the exceptions in a process's output, with name, message and chain."""
+"""Parser for the tracebacks in a process's output."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ class PrintedException:
     """An exception in a log: its line, the line's index within its node's lines, and its multi-line
     message.
 
-    `bare` means without a traceback. `aside` means raised in a destructor or thread, which the
-    process survives.
+    `bare` means printed without a traceback. `aside` means raised in a destructor or thread, which
+    does not end the process.
     """
 
     line: LogLine
@@ -182,7 +182,7 @@ class Tracebacks:
         return False
 
     def _begin(self, line: LogLine, index: int, text: str) -> bool:
-        """Parses a line with a traceback's header, or with a whole traceback, as in JSON."""
+        """Parses a line with a traceback's header, or with a whole traceback as in JSON logs."""
         head, *pieces = text[text.index(TRACEBACK) :].split("\\n") if "\\n" in text else [text]
         self._open(head)
         if not pieces and (flat := _FLAT.search(head)):
@@ -193,9 +193,7 @@ class Tracebacks:
         return True
 
     def _is_foreign(self, line: LogLine, index: int, text: str) -> bool:
-        """Returns whether the line is the last message of a runtime other than Python. If so, adds
-        it.
-        """
+        """Returns whether the line is a final message from a non-Python runtime. If so, adds it."""
         if not (match := _FOREIGN.match(text)):
             return False
         self.link = "original" if match["root"] and self.last else ""

@@ -1,5 +1,5 @@
-"""Verdict on a failure: who failed first, why, the last log lines, the action taken, and the
-command to run next.
+"""Verdict on a failure: which node or rank failed first and why, the last log lines, the action
+taken, and the command to run next.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .monitor import AttemptOutcome
 TAIL = 12  # maximum number of lines to quote
 # Causes for which the node itself may be healthy.
 FROM_OUTSIDE = ("cancelled", "preempted", "killed", "unknown")
-# exit codes of POSIX shells
+# shell exit codes for commands that could not be run
 UNRUN = {126: "a command could not be run", 127: "a command was not found"}
 # lines that are only consequences of a failure
 FOLLOWED = re.compile(r"\*\*\* STEP |Terminat|^srun: cluster configuration lacks|^trainfleet: ")
@@ -47,7 +47,9 @@ class Start:
 
     @property
     def earliest(self) -> float:
-        """Returns the earliest time of the attempt's events on a clock that lags."""
+        """Returns the earliest timestamp that this attempt's events can have, allowing for clock
+        skew.
+        """
         return self.time - SKEW
 
 
@@ -60,9 +62,8 @@ def start_now(request: Request) -> Start:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Report on a failure, as shown to the user.
-
-    `sure` means that it is certain enough to act on without reading the logs.
+    """Report on a failure, as shown to the user. `sure` means certain enough to act on without
+    reading the logs.
     """
 
     cause: str  # key of CAUSES
@@ -94,8 +95,8 @@ class Verdict:
 
     @property
     def then(self) -> Then:
-        """Returns the decision. A host is excluded only if the cause is certain and another host
-        would not fail the same way.
+        """Returns the decision. Excludes a host only if the cause is certain and specific to that
+        host.
         """
         then = self.kind.then_on(self.nodes)
         if then is Then.ELSEWHERE and not (self.host and self.sure):
@@ -105,7 +106,7 @@ class Verdict:
     def __str__(self) -> str:
         said = [line for line in self.lines if line != self.words]
         if said and said[-1] == f"{TRACEBACK}:":
-            said.pop()  # The traceback's header line says nothing about the failure.
+            said.pop()  # The traceback's header line adds no information.
         quoted = [f"  | {line}" for line in said]
         doubt = "" if self.sure or self.cause == "unknown" else "most likely "
         head = f"failed: {self.who}: {doubt}{self.kind.words} ({self.cause})"
@@ -124,7 +125,9 @@ class Verdict:
 
 
 def judge(request: Request, outcome: AttemptOutcome, run: run_folder.Run, since: Start) -> Verdict:
-    """Judges a failed job by its logs, events and status since the attempt's start."""
+    """Returns the verdict on a failed attempt, based on the logs, events and status since its
+    start.
+    """
     request = placed(request, outcome.status)
     attempt = fence.current(run.folder)
     events = run.read_events()
@@ -142,14 +145,14 @@ def judge(request: Request, outcome: AttemptOutcome, run: run_folder.Run, since:
 
 
 def placed(request: Request, status: Status) -> Request:
-    """Returns the request with the hosts that a scheduler chose, if the scheduler can exclude
-    them.
+    """Fills in the request's hosts from the scheduler's placement if the scheduler can exclude
+    hosts from later attempts.
     """
     return request.placed(status.hosts if status.leaves else ())
 
 
 def _found(request: Request, lines: list[LogLine], beats: Mapping[int, Beat]) -> Verdict | None:
-    """Returns the verdict that the lines give, or None if they show no failure."""
+    """Returns the verdict according to the log lines, or None if they show no failure."""
     hosts = {host: node for node, host in enumerate(request.hosts)}
     finding = diagnose(
         lines,
@@ -161,7 +164,7 @@ def _found(request: Request, lines: list[LogLine], beats: Mapping[int, Beat]) ->
 
 
 def _logged(request: Request, since: Start) -> Iterator[LogLine]:
-    """Yields the attempt's lines in the logs of its nodes and of the scheduler."""
+    """Yields the attempt's lines in the node and scheduler logs."""
     count = len(request.logs)
     look_again(*{log.parent for log in request.logs})
     for node, log in enumerate(request.logs):
@@ -172,7 +175,7 @@ def _logged(request: Request, since: Start) -> Iterator[LogLine]:
 
 
 def _with_others(verdict: Verdict, request: Request, outcome: AttemptOutcome) -> Verdict:
-    """Adds any other lost nodes to a verdict on a lost node."""
+    """Adds the other lost nodes to a verdict that blames a lost node."""
     lost = outcome.status.lost
     others = [node for node in lost if node not in {verdict.node, *outcome.alive}]
     if verdict.node not in lost or not others:
@@ -182,8 +185,8 @@ def _with_others(verdict: Verdict, request: Request, outcome: AttemptOutcome) ->
 
 
 def _with_stop(verdict: Verdict, lines: list[LogLine]) -> Verdict:
-    """Adds to a verdict that the blamed node was asked to save but ended before it had. If the
-    verdict blames no node, any node counts.
+    """Adds a remark to the verdict if the blamed node was asked to save but ended first. If no node
+    is blamed, any node that was asked qualifies.
     """
     for line in lines:
         asked = line.who == "node" and line.text.startswith(ASKED)
@@ -211,8 +214,8 @@ def _cut_short(lines: list[LogLine], asked: LogLine) -> str:
 
 
 def _is_fault_of(event: run_folder.Record, order: int, since: Start) -> bool:
-    """Returns whether an event is a fault of this attempt. Prefers the attempt number over the
-    time, because a node's clock may lag behind this machine's.
+    """Returns whether an event is a `fault` event from this attempt. Compares attempt numbers if
+    possible, because a node's clock may lag behind this machine's.
     """
     if event["event"] != "fault":
         return False
@@ -240,8 +243,9 @@ def of_finding(finding: Diagnosis, lines: list[LogLine], host: str) -> Verdict:
 
 
 def _abstained(named: Verdict | None, silent: Verdict, request: Request) -> Verdict:
-    """Creates a verdict without a cause: who probably failed first, its exception, and all writers'
-    last lines. If another node was silently killed, blames that node instead.
+    """Creates a verdict without a cause, with the rank that probably failed first, its exception,
+    and all writers' last lines. If another node was killed without a message, blames that node
+    instead.
     """
     if named is None or (silent.cause == "killed" and silent.node != named.node):
         return silent
@@ -259,8 +263,8 @@ def plain(words: str) -> str:
 
 
 def _unexplained(request: Request, status: Status, lines: list[LogLine], since: Start) -> Verdict:
-    """Creates the verdict if no line names a cause. Blames the node that was killed by a signal, or
-    else the first failed node, and quotes every writer's last line.
+    """Creates the verdict for a failure that no log line explains. Blames a node that was killed by
+    a signal, or else the lowest-numbered failed node, and quotes each writer's last line.
 
     Nodes killed by SIGTERM are blamed last, because a scheduler sends SIGTERM to the other nodes of
     a failed job.
@@ -274,7 +278,7 @@ def _unexplained(request: Request, status: Status, lines: list[LogLine], since: 
     words, cause = _exit(status.exits.get(node) if node is not None else None)
     log = request.logs[node or 0]
     said = last_words([*lines, *_said_of_all(request.job_log, since)])
-    # The status reason is already reported as the cause.
+    # The status reason is already shown as the explanation.
     said = tuple(line for line in said if line != status.reason)
     reason, _, remedy = status.reason.partition(" next: ")
     then = (
@@ -295,7 +299,9 @@ def _exit(code: int | None) -> tuple[str, str]:
 
 
 def last_words(lines: list[LogLine]) -> tuple[str, ...]:
-    """Returns each rank's or other writer's last line, limited to the newest lines."""
+    """Returns the last line of each rank and other writer, newest TAIL only. If there is only one
+    writer, returns its last TAIL lines.
+    """
     last = {(line.node, line.rank, line.who): line for line in lines if line.text.strip()}
     newest = sorted(last.values(), key=lambda line: line.time)[-TAIL:]
     if len(newest) == 1:
