@@ -109,7 +109,7 @@ LIKELY_MEMORY = 0.16
 
 
 def spread_of(step: StepTime, fitted: bool) -> float:
-    """Returns the prediction's spread: the log of the error factor that 80 % of runs stay within."""
+    """Returns the prediction's spread: the log of the error factor that 80 % of runs stay in."""
     wider = float(sum(times * getattr(step, part) for part, times in WIDER.items()))
     return BASE + wider / step.total + (0.0 if fitted else UNFITTED)
 

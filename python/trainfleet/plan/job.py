@@ -99,7 +99,7 @@ def tokenize_job(config: Config) -> Job:
 
 
 def on_its_machines(config: Config, job: Job) -> Config:
-    """Returns the config for the job's machines, which may differ between tokenizing and training."""
+    """Returns the config for the job's machines. Tokenizing and training may use different ones."""
     return tokenizing(config) if job.kind == "tokenize" else config
 
 
@@ -176,7 +176,7 @@ INDENT = "  "
 
 @dataclass(frozen=True)
 class Artifact:
-    """Named text that a backend submits verbatim, such as a node script, template or request body."""
+    """Named text that a backend submits verbatim, such as a node script or request body."""
 
     name: str
     text: str
@@ -254,7 +254,7 @@ def script(
 ) -> str:
     """Returns a shell script that execs the command `words` in `folder`.
 
-    The script is meant to be readable, so that users can also run it by hand.
+    Users can also read the script and run it by hand.
     """
     comments = [f"# {' '.join(line.split())}" for line in heading]
     settings = [
