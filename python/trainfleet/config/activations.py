@@ -145,9 +145,7 @@ def _most(config: Config, width: int, norm: int) -> float:
 
 def _norm(width: int) -> int:
     """Returns the bytes per element of the fp32 intermediates that an unfused norm saves."""
-    return (
-        FULL if width == FULL else 2 * FULL - width
-    )  # of a bf16 input, only the fp32 copy is saved
+    return FULL if width == FULL else 2 * FULL - width  # a bf16 input is saved only as fp32
 
 
 def _work(config: Config) -> float:

@@ -1,8 +1,8 @@
 """Predicts a rank's peak device memory from the layout and the model shape.
 
 The formulas model what engine/ actually does (sharding in parallel/blocks.py, activations that
-models/ saves for the backward pass), not the theoretical minimum. They overestimate rather than
-underestimate: a compiled block counts as much as an uncompiled one, even if it saves less. Tests
+models/ saves for the backward pass), not the theoretical minimum. They err on the
+high side: a compiled block counts as much as its separate modules, even if it saves less. Tests
 compare them with torch.
 
 Not all of this memory is in use at once. For example, logits are freed before the blocks' gradients
@@ -343,8 +343,8 @@ def _pieces(config: Config, width: int, flow: Flow) -> float:
     """Returns the peak memory of a chunked loss in bytes (models/loss.py, Pieces).
 
     It consists of one chunk's logits, in fp32 and in the matmul dtype, and the gradients of the
-    output layer and hidden states. After the last chunk, both gradients exist twice, because they
-    are copied for the backward pass.
+    output layer and hidden states. After the last chunk, both gradients exist twice: as computed,
+    and as passed to backward.
     """
     numbers = config.model.vocab_size * config.model.hidden_size
     logits = LOGITS_BYTES * (1 + (width / FULL if width < FULL else 0))
