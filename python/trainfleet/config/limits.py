@@ -75,8 +75,7 @@ def check_budget(config: Config) -> Refusals:
         why = "a budget needs compiled blocks"
         yield key, f"{budget}: {why}; use null, or SET='train.compile=true'"
     elif tensor > 1:
-        # tensor-parallel blocks take a device mesh as input, which torch 2.13's partitioner can't
-        # size
+        # torch 2.13's partitioner can't size a device mesh, which these blocks take as input
         yield key, f"{budget} is not supported with train.parallelism.tensor {tensor}; use null"
 
 
