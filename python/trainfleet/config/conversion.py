@@ -213,9 +213,8 @@ def _normalizers(spec: dict[int, list[Any]], prefix: bool) -> Iterator[Definitio
 
 
 def _merges(pieces: list[Piece]) -> list[tuple[str, str]]:
-    """Returns all pairs of pieces that form another piece, in the order in which SentencePiece
-    merges
-    them: best score first.
+    """Returns all pairs of pieces that form another piece, in SentencePiece's merge order: best
+    score first.
     """
     ids = {
         token: id_

@@ -235,7 +235,7 @@ def _pipeline(config: Config) -> Refusals:
 
 
 def fills(passes: int, layout: Layout) -> bool:
-    """Returns whether a pipeline accepts this number of micro-batches.
+    """Returns whether the pipeline schedule accepts this number of micro-batches.
 
     It needs at least one per stage. 1F1B accepts any larger number (BLOOM ran 128 micro-batches on
     12 stages). torch's interleaved schedule requires a multiple of its number of rounds.

@@ -2,8 +2,8 @@
 time.
 
 The search covers tensor parallelism within a node, pipeline stages, context parallelism, sharding,
-ZeRO stages, recomputation modes and micro-batch sizes that divide evenly. It picks the
-fastest layout that fits, or the simplest of those that the speed model can't tell apart (NEAR).
+ZeRO stages, recomputation modes and micro-batch sizes that divide evenly. It picks the fastest
+layout that fits, or the simplest of those that the speed model can't tell apart (NEAR).
 """
 
 from __future__ import annotations
@@ -246,8 +246,8 @@ def _interleaves(config: Config, layout: Layout) -> list[int]:
 def _sharded(config: Config, layout: Layout, asked: Set[str], ways: int) -> Iterator[Layout]:
     """Yields the unsharded layout, then ZeRO 1 and ZeRO 3 layouts.
 
-    A shard group spans one node, several nodes (WIDER), or the maximum number of data-parallel
-    ranks (MOST_SHARERS).
+    A shard group spans one node, several nodes (WIDER), or as many data-parallel ranks as
+    MOST_SHARERS allows.
     """
     inside = max(1, config.fleet.ranks_per_node // (layout.tensor * layout.context))
     widest = max(shard for shard in divisors(ways) if shard <= MOST_SHARERS)

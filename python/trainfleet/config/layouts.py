@@ -37,8 +37,8 @@ CPU_TOKENS = 4096  # enough for efficient matmuls on a CPU core (tests/bench/LOG
 
 
 def provide(train: Values) -> set[str]:
-    """Fills the unset layout keys of `train` in place with placeholders, and returns these keys for
-    `settle`.
+    """Sets the unset layout keys of `train` to their smallest values in place, and returns these
+    keys for `settle`.
     """
     asked = {f"parallelism.{name}" for name, value in train["parallelism"].items() if value is None}
     asked |= {name for name in SMALLEST if train[name] is None}

@@ -1,9 +1,9 @@
 """Predicts a rank's peak device memory from the layout and the model shape.
 
 The formulas model what engine/ actually does (sharding in parallel/blocks.py, activations that
-models/ saves for the backward pass), not the theoretical minimum. They err on the
-high side: a compiled block counts as much as its separate modules, even if it saves less. Tests
-compare them with torch.
+models/ saves for the backward pass), not the theoretical minimum. They err on the high side: a
+compiled block counts as much as its separate modules, even if it saves less. Tests compare them
+with torch.
 
 Not all of this memory is in use at once. For example, logits are freed before the blocks' gradients
 are computed, and activations before the last gradients are reduced. The prediction is therefore the

@@ -385,8 +385,9 @@ def _alike(form: str, names: list[str]) -> Iterator[str]:
 
 
 def _candidates(key: Names, siblings: list[str]) -> Iterator[Names]:
-    """Yields paths of known keys, the likeliest first. An exact name in any group takes precedence
-    over a similar name.
+    """Yields the paths of known keys that may have been meant, likeliest first.
+
+    An exact name in any group takes precedence over a typo.
     """
     form, here = spelling.plain(key[-1]), key[:-1]
     yield from ((*here, name) for name in _alike(form, siblings))
