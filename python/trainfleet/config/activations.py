@@ -1,10 +1,10 @@
-"""Estimates activation memory: what a stage keeps for the backward pass, and a block's peak working
-memory.
+"""Estimates activation memory: the activations that a stage saves for the backward pass, and a
+block's peak working memory.
 
 The formulas follow Korthikanti et al. 2022 (arXiv:2205.05198, section 4.1), adapted to our modules.
 tests/bench/bench_memory.py compares them with the tensors that are alive at a step's peak. Between
-modules, each tensor rank holds a slice of the sequence. Attention and feed-forward gather the whole
-sequence and keep it for the backward pass.
+modules, activations are sharded along the sequence across tensor ranks. Attention and feed-forward
+gather the whole sequence and save it for the backward pass.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Flow:
     """Activation bytes of one micro-batch on a rank.
 
     Attributes:
-        kept: Activations that one block keeps for its backward pass.
-        again: Additional activations that recomputation restores.
+        kept: Activations that one block saves for its backward pass.
+        again: Activations that recomputation restores in addition.
         work: Peak gradient memory inside a block, minus the memory freed by then.
         hidden: Hidden states between modules.
         entering: Input of the output layer, plus the activations that its norm keeps.
@@ -43,7 +43,7 @@ def flow_of(config: Config, width: int) -> Flow:
     """Returns the activation bytes for hidden states of `width` bytes per element."""
     train, wide, part = config.train, config.model.hidden_size, config.train.parallelism.tensor
     tokens = train.micro_batch_size * train.sequence_length / train.parallelism.context
-    # Extra bytes per element if only matmuls run in bf16 and other values stay in fp32.
+    # Extra bytes per element if only matmuls run in bf16 and everything else stays in fp32.
     apart, gained = (by_parts(config), FULL - width if casts(config) else 0)
     norm = _norm(width) if apart and FAMILIES[config.model.family].rotary else gained
     whole = (
@@ -67,9 +67,9 @@ def flow_of(config: Config, width: int) -> Flow:
 
 
 def _dropped(config: Config, width: int, apart: bool) -> float:
-    """Returns the bytes per token that dropout keeps.
+    """Returns the bytes per token that dropout saves for the backward pass.
 
-    Fused dropout keeps one mask byte per element. Unfused dropout keeps masks as wide as the
+    Fused dropout saves a one-byte mask per element. Unfused dropout saves masks as wide as the
     activations, and three fp32 copies of the attention scores.
     """
     model, layout = config.model, config.train.parallelism
@@ -84,20 +84,20 @@ def _dropped(config: Config, width: int, apart: bool) -> float:
 
 
 def _cast(config: Config, width: int) -> int:
-    """Returns the bytes per token of extra bf16 copies of the norms' outputs.
+    """Returns the bytes per token of the extra bf16 copies of norm outputs.
 
-    When matmuls cast their inputs, each matmul that reads a norm's output makes a separate copy.
-    Otherwise they share one.
+    If matmuls cast their inputs, every matmul that reads a norm's output saves its own copy.
+    Otherwise, they share one.
     """
     entered = 3 + (2 if FAMILIES[config.model.family].rotary else 1)
     return width * (entered - 2) * config.model.hidden_size
 
 
 def _kept(config: Config, width: int, most: float) -> float:
-    """Returns the bytes per token that a block keeps with recomputation.
+    """Returns the bytes per token that a block saves with recomputation.
 
-    Full recomputation keeps only the block's input. Selective recomputation also keeps the results
-    of expensive operations. A memory budget keeps the input and a fraction of the rest.
+    Full recomputation saves only the block's input. Selective recomputation also saves the outputs
+    of expensive operations. A memory budget saves the input and a fraction of the rest.
     """
     recompute, least = (
         config.train.recomputation,
@@ -109,8 +109,8 @@ def _kept(config: Config, width: int, most: float) -> float:
 
 
 def _products(config: Config, width: int) -> float:
-    """Returns the bytes per token of a block's input, its matmul and attention outputs, and
-    attention's softmax sums.
+    """Returns the bytes per token of a block's input, matmul outputs, attention output and
+    softmax sums.
     """
     model, part = config.model, config.train.parallelism.tensor
     inner = (2 if FAMILIES[model.family].rotary else 1) * model.intermediate_size
@@ -121,16 +121,16 @@ def _products(config: Config, width: int) -> float:
 
 
 def _most(config: Config, width: int, norm: int) -> float:
-    """Returns the bytes per token that a block keeps without recomputation.
+    """Returns the bytes per token that a block saves without recomputation.
 
     Counts the inputs of both norms and both modules, query, key, value, the attention output and
-    attention's softmax sums. The feed-forward adds four tensors with SwiGLU and two otherwise.
-    `norm`: extra bytes per element that a norm keeps.
+    its softmax sums. The feed-forward adds four tensors with SwiGLU, or two otherwise. `norm` is
+    the number of extra bytes per element that a norm saves.
     """
     model, layout, family = config.model, config.train.parallelism, FAMILIES[config.model.family]
     queries, keys, part = _queries(config), _keys(config), layout.tensor
     inner = (4 if family.rotary else 2) * model.intermediate_size
-    # Context parallelism computes attention chunk by chunk, then merges the results.
+    # Context parallelism computes attention chunk by chunk and merges the outputs.
     joined = queries if layout.context > 1 else 0
     numbers = (
         2 * model.hidden_size + 2 * queries + joined + keys + inner
@@ -144,15 +144,15 @@ def _most(config: Config, width: int, norm: int) -> float:
 
 
 def _norm(width: int) -> int:
-    """Returns the bytes per element of the fp32 intermediates that an unfused norm keeps."""
-    return FULL if width == FULL else 2 * FULL - width  # a bf16 input is kept only as its fp32 copy
+    """Returns the bytes per element of the fp32 intermediates that an unfused norm saves."""
+    return FULL if width == FULL else 2 * FULL - width  # a bf16 input is saved only as fp32
 
 
 def _work(config: Config) -> float:
-    """Returns the number of gradient elements per token at a block's peak, including hidden states.
+    """Returns the gradient elements per token at a block's memory peak, including hidden states.
 
-    The peak is in the feed-forward, or in attention after the feed-forward has freed its
-    activations.
+    The peak occurs in the feed-forward, or in attention once the feed-forward's activations are
+    freed.
     """
     model, part, gated = (
         config.model,
@@ -173,8 +173,8 @@ def _queries(config: Config) -> int:
 def _keys(config: Config) -> int:
     """Returns the number of key and value elements per token.
 
-    Context ranks gather the keys and values of the whole sequence. If there are more tensor ranks
-    than key/value heads, heads are replicated.
+    Context ranks gather the whole sequence's keys and values. Heads are replicated if there are
+    more tensor ranks than key/value heads.
     """
     layout = config.train.parallelism
     return (

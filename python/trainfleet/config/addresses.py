@@ -1,12 +1,12 @@
-"""Parses and validates addresses: local folders, S3 buckets, and Hugging Face Hub repositories.
+"""Parses and validates addresses: local folders, S3 buckets and Hugging Face Hub repositories.
 
-Models and tokenizers are given as hf://owner/name[@revision]. Datasets are given as
-hf://owner/name[@revision][/config][:split], as hf://name[...] without an owner, or as
+Model and tokenizer addresses are hf://owner/name[@revision]. Dataset addresses are
+hf://owner/name[@revision][/config][:split], hf://name[...] without an owner, or
 hf:///local/folder[:split].
 
-huggingface_hub caches downloads below HF_HOME (~/.cache/huggingface). The cache is used if the Hub
-does not respond, or if HF_HUB_OFFLINE=1. Only configs, tokenizers and safetensors are downloaded,
-so no download can contain code or a pickle.
+huggingface_hub caches downloads in HF_HOME (~/.cache/huggingface), and falls back to the cache if
+the Hub does not respond or HF_HUB_OFFLINE=1. Only configs, tokenizers and safetensors are
+downloaded, so a download never contains code or pickles.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ SECONDS = 5  # timeout per Hub request, before falling back to the cache
 
 
 def folder_of(address: str, weights: bool = False) -> Path:
-    """Returns the local folder for an address. Downloads Hub models to the cache.
+    """Returns the local folder for an address, and downloads Hub models to the cache.
 
-    `weights` also downloads the model's weights.
+    Downloads the weights only if `weights` is set.
 
     Raises:
         InputError: the address is neither a path nor a Hub model, or the model is not cached and
@@ -79,7 +79,7 @@ def pinned(address: str) -> str:
     """Pins a Hub address to the cached revision. Returns other addresses unchanged.
 
     Raises:
-        InputError: see `folder_of`.
+        InputError: the Hub address is invalid, or the model is not cached and can't be downloaded.
     """
     if not address.startswith(HUB) or "@" in address:
         return address
@@ -116,8 +116,8 @@ def fault_of(address: str) -> str:
 class HubDataset:
     """Dataset on the Hub or in a local folder.
 
-    Without `config`, the dataset must have a single configuration. Without `revision`, the newest
-    revision is used.
+    Without `config`, the dataset must have a single configuration. `revision` defaults to the
+    latest one.
     """
 
     name: str
@@ -130,8 +130,8 @@ def dataset_of(address: str) -> HubDataset:
     """Parses the address of a Hub dataset.
 
     Raises:
-        InputError: the address is not a dataset, or selects part of a split, which can't be
-            streamed.
+        InputError: the address is not a dataset, or selects part of a split. Only whole splits
+            can be streamed.
     """
     path, colon, split = address.removeprefix(HUB).replace("?split=", ":").partition(":")
     if "[" in split:
@@ -218,7 +218,7 @@ def _sources(config: Config) -> Refusals:
 
 
 def _fault(address: str, schemes: tuple[str, ...], up: bool = False) -> str | None:
-    """Returns why an address is invalid, or None. `up` allows `..` in a path."""
+    """Returns why an address is invalid, or None. `up` allows `..` in paths."""
     scheme = _SCHEME.match(address)
     if scheme and scheme[0] not in schemes:
         return f"{address!r} begins with {scheme[0]}; supported: paths, {', '.join(schemes)}"
@@ -250,7 +250,7 @@ def _no_dataset(address: str) -> str | None:
 
 
 def _too_wide(source: str) -> str | None:
-    """Returns why a source is too broad to search for text, such as a system folder, or None."""
+    """Returns why a source, such as a system folder, is too broad to search for text, or None."""
     fixed = list(takewhile(lambda part: not glob.has_magic(part), Path(source).parts))
     if _SCHEME.match(source) or not fixed:
         return None
@@ -263,9 +263,9 @@ def _too_wide(source: str) -> str | None:
 
 
 def absent(config: Config) -> Refusals:
-    """Yields (key, message) for each user file that is missing on this machine.
+    """Yields (key, message) for each user module or callback that is missing on this machine.
 
-    Only meaningful if all nodes are this machine.
+    Applies only if this machine simulates all nodes.
     """
     for key, file in (
         ("model.module", config.model.module),
@@ -295,7 +295,7 @@ def check_shared_folder(config: Config) -> Refusals:
 
 
 def check_destination(config: Config) -> Refusals:
-    """Rejects a checkpoint path that only a shell would expand."""
+    """Rejects a checkpoint path that needs shell expansion."""
     path = config.checkpoint.path or ""
     if path.startswith(("~", "$")):
         yield (

@@ -1,8 +1,8 @@
-"""Converts other tokenizer formats to tokenizer.json: SentencePiece models, WordPiece vocabularies,
-and vocab.json with merges.txt. Recognizes unsupported model and tokenizer formats, and suggests a
-remedy for each.
+"""Converts SentencePiece models, WordPiece vocabularies, and vocab.json with merges.txt to
+tokenizer.json. Also recognizes unsupported model and tokenizer formats, and suggests fixes.
 
-tokenizers.yaml has the definitions. tests/oracles compares the results with the original libraries.
+tokenizers.yaml contains the templates. tests/oracles compares the results with the original
+libraries.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from ..trust.validation import fit
 from .tables import read_table
 
 Definition = dict[str, Any]
-# Maximum size of a tokenizer file. The largest published files are 35 MiB.
+# Maximum tokenizer file size. The largest published files are 35 MiB.
 LARGEST = 128 * untrusted_input.MEBIBYTE
 LONGEST = 1024  # maximum token length in bytes, because _merges tries every split
 SETTINGS = "tokenizer_config.json"
 ANOTHER = "set data.tokenizer to another tokenizer"
 REMEDY = "use the tokenizer.json of the same model"
-# A line of a tiktoken file: a base64 token and its rank.
+# line of a tiktoken file: a base64 token and its rank
 TIKTOKEN = rb"[A-Za-z0-9+/]{1,400}={0,2} [0-9]{1,8}\r?\n"
 T = TypeVar("T")
 Piece = tuple[str, float, int]  # token, score and type
@@ -39,12 +39,12 @@ SPACE = "\u2581"  # SentencePiece's symbol for a space
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = (1, 2, 3, 4, 6)
 UNIGRAM, BPE = 1, 2  # TrainerSpec.ModelType
 ALGORITHMS = {UNIGRAM: "SentencePiece Unigram", BPE: "SentencePiece BPE"}
-# Special tokens of GPT-2 and RoBERTa.
+# special tokens of GPT-2 and RoBERTa
 BYTE_LEVEL_SPECIAL = ("<|endoftext|>", "<s>", "</s>", "<pad>", "<unk>", "<mask>")
 
 
 class Named(TypedDict):
-    """Token given as an object. Only its text is used."""
+    """Token in object form, of which only the text is used."""
 
     content: str
 
@@ -53,7 +53,7 @@ Token = str | Named | None
 
 
 class TokenizerSettings(TypedDict, total=False):
-    """Keys read from tokenizer_config.json. special_tokens_map.json has the same token keys."""
+    """Keys read from tokenizer_config.json. special_tokens_map.json uses the same token keys."""
 
     bos_token: Token
     eos_token: Token
@@ -114,8 +114,8 @@ def added(id_: int, content: str, *, special: bool = True) -> Definition:
 def _from_wordpiece(path: Path) -> Definition:
     """Builds a BERT tokenizer.
 
-    tokenizer_config.json sets whether text is lowercased. Without that setting, text is lowercased
-    unless a token contains a capital letter.
+    Whether it lowercases text is set in tokenizer_config.json. By default, it does so unless a
+    token contains a capital letter.
     """
     tokens = untrusted_input.read_text(path, LARGEST).splitlines()
     file = path.with_name(SETTINGS)
@@ -213,9 +213,8 @@ def _normalizers(spec: dict[int, list[Any]], prefix: bool) -> Iterator[Definitio
 
 
 def _merges(pieces: list[Piece]) -> list[tuple[str, str]]:
-    """Returns all pairs of pieces that form another piece, best score first.
-
-    This is the order in which SentencePiece merges them.
+    """Returns all pairs of pieces that form another piece, in SentencePiece's merge order: best
+    score first.
     """
     ids = {
         token: id_
@@ -262,7 +261,7 @@ def _last(fields: dict[int, list[Any]], number: int, kind: type[T], default: T |
 
 
 def _fields(message: bytes) -> dict[int, list[Any]]:
-    """Parses a protobuf message to lists of values (int, float or bytes) by field number.
+    """Parses a protobuf message into lists of values (int, float or bytes) by field number.
 
     See protobuf.dev/programming-guides/encoding.
     """
@@ -298,14 +297,14 @@ def _varint(message: bytes, at: int) -> tuple[Any, int]:
             return value, at
 
 
-MOST = 4096  # maximum number of file names to read in a folder
+MOST = 4096  # maximum number of file names to read per folder
 FORMATS = read_table(Path(__file__).with_name("foreign_formats.yaml"))
 
 
 def told(path: Path) -> str:
-    """Returns the unsupported format of a file or folder, judged by file names, and a remedy.
+    """Names the unsupported format of a file or folder, based on file names, and suggests a fix.
 
-    Returns "" if the format is unknown.
+    Returns "" if the format is not recognized.
     """
     names = [at.name for at in islice(path.iterdir(), MOST)] if path.is_dir() else [path.name]
     for row in FORMATS:

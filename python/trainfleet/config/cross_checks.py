@@ -1,7 +1,7 @@
-"""Validates rules that span several keys, which the schema can't express.
+"""Validation rules that span several keys, which the schema can't express.
 
-Each message names the keys, their values and the closest values that work. These rules apply to
-every backend. Backends add rules in their `refuse` method (backends/base.py).
+Each message names the keys, their values and the closest values that work. The rules apply to all
+backends. Each backend adds its own in its `refuse` method (backends/base.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .families import FAMILIES, Preset
 from .host_list import parse_hosts
 from .types import Config, Layout, Refusals
 
-# Variables of the dynamic loader, the shell, Python, trainfleet and torchrun.
+# Variables that control the dynamic loader, shell, Python, trainfleet or torchrun.
 NOT_SECRET = re.compile(
     "(LD|DYLD|PYTHON|TRAINFLEET|MASTER|TORCHELASTIC)_?.*|PATH|HOME|USER|LOGNAME|SHELL|IFS|ENV|BASH_ENV|TMPDIR|TERM|LANG|LC_ALL|RANK|WORLD_SIZE"
 )
@@ -26,8 +26,8 @@ SHORTEST_MASKED = 8  # minimum sequence length for masked models
 Rule = Callable[[Config], Refusals]  # yields (key, message)
 
 
-# Keys that depend on the model's shape. If model.preset or model.family is invalid, these keys are
-# not checked, because their values were derived from a default.
+# Keys that depend on the model's shape. If model.preset or model.family is invalid, they are not
+# checked, because the shape is only a default.
 SHAPED = (
     "model",
     "train.sequence_length",
@@ -44,7 +44,7 @@ DIALS = {"model.preset": SHAPED, "model.family": SHAPED}
 def check(config: Config, broken: set[str], tokens: int) -> Refusals:
     """Yields every rule violation in the config.
 
-    Rules about the keys in `broken` are skipped, because these keys already have an error.
+    Skips violations of the keys in `broken`, because an error was already reported for them.
     """
     broken = broken | {key for dial in broken & DIALS.keys() for key in DIALS[dial]}
     if config.model.vocab_size < tokens and not broken & {
@@ -62,10 +62,7 @@ def check(config: Config, broken: set[str], tokens: int) -> Refusals:
 
 
 def check_shape(config: Config) -> Refusals:
-    """Yields arithmetic rule violations in a resolved config.
-
-    A model or layout that violates these rules can't be built on any machine.
-    """
+    """Yields violations that make a resolved config's model or layout impossible on any machine."""
     for rule in (_hosts, _heads, *DIVISION, _family, _sequence, _profile):
         yield from rule(config)
 
@@ -126,9 +123,9 @@ def _hosts(config: Config) -> Refusals:
 
 
 def _secrets(config: Config) -> Refusals:
-    """Rejects secrets with the names of variables that control programs on a node.
+    """Rejects secrets named after variables that control programs on a node.
 
-    Values from this machine could break those programs.
+    This machine's values could break those programs.
     """
     if taken := [name for name in config.fleet.secrets if NOT_SECRET.fullmatch(name)]:
         yield (
@@ -238,7 +235,7 @@ def _pipeline(config: Config) -> Refusals:
 
 
 def fills(passes: int, layout: Layout) -> bool:
-    """Returns whether a pipeline accepts this number of micro-batches.
+    """Returns whether the pipeline schedule accepts this number of micro-batches.
 
     It needs at least one per stage. 1F1B accepts any larger number (BLOOM ran 128 micro-batches on
     12 stages). torch's interleaved schedule requires a multiple of its number of rounds.
@@ -365,7 +362,7 @@ def _micro_batch(config: Config) -> Refusals:
 
 
 def _own(config: Config) -> Refusals:
-    """Rejects settings that a user's model module does not support."""
+    """Rejects settings that user-defined model modules don't support."""
     if config.model.module and config.checkpoint.export_hf:
         yield (
             "checkpoint.export_hf",

@@ -1,8 +1,8 @@
-"""Derives values for keys that the config leaves unset, with the reasons that `make plan` shows.
+"""Derives the keys that a config leaves unset, with the reasons that `make plan` shows.
 
-Layouts are derived in layouts.py. Also writes a config as YAML, either resolved or as the user
-requested it; only the requested form can be derived again. And selects the machines that tokenize:
-data.tokenize_instance_type, or the fleet's.
+layouts.py derives layouts. This module also dumps a config as YAML, either resolved or as the user
+requested it. Only the requested form can be derived again. And it selects the machines for
+tokenizing: data.tokenize_instance_type, or the fleet's.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from .types import Config, Refusals, Rows, Values, flat
 from .vocabulary import TRAINED
 
 COMPILE_PAYS_MINUTES = 3
-CPU_SHARE = 0.5  # fraction of a CPU step that is spent in matmuls
+CPU_SHARE = 0.5  # fraction of a CPU step spent in matmuls
 
 
 @dataclass(frozen=True)
 class Derived:
-    """Derived value of a key, with the reason."""
+    """Derived value of a key, and the reason for it."""
 
     key: str
     value: Any
@@ -37,7 +37,7 @@ class Derived:
 
 
 class Derivation(list[Derived]):
-    """Derived values in order, with the requested values and the final config."""
+    """Derived values in order of derivation, with the requested values and the final config."""
 
     def __init__(self, derived: list[Derived], asked: Values, config: Config) -> None:
         super().__init__(derived)
@@ -54,7 +54,7 @@ def derive(
     """Fills the unset keys of `values` in place, and returns the derived values.
 
     Args:
-        values: The config's values, which must already be validated.
+        values: Validated config values.
         tokens: The tokenizer's vocabulary size.
         node: Builds a node from its type and the node count.
         here: Whether this machine simulates all nodes.
@@ -62,7 +62,7 @@ def derive(
     found: list[Derived] = []
 
     def fill(group: str, rows: Rows) -> None:
-        """Stores each value immediately, because later values are derived from it."""
+        """Stores each value at once, because later values may depend on it."""
         for name, value, why in rows:
             values[group][name] = value
             found.append(Derived(f"{group}.{name}", value, why))
@@ -73,7 +73,7 @@ def derive(
     kind = owned_machines.node_type_of(fleet)
     machine = _given_by_gres(node(kind, fleet["nodes"]), kind, fleet)
     fill("fleet", _of_fleet(values, machine))
-    # The config keeps `auto`, because ranks with different CPUs may choose another format.
+    # The config keeps `auto`, because ranks on different CPUs may choose different dtypes.
     if values["train"]["precision"] == "auto":
         device = kind.accelerator if kind else node_types.local_accelerator() if here else None
         found += [Derived("train.precision", *row) for row in _formats(machine, device)]
@@ -93,10 +93,7 @@ def _of_fleet(values: Values, machine: node_types.Node) -> Rows:
 
 
 def _formats(machine: node_types.Node, device: Accelerator | None) -> Iterator[tuple[str, str]]:
-    """Yields the format that `train.precision: auto` selects, with the reason.
-
-    Yields nothing if the choice is obvious.
-    """
+    """Yields the dtype that `train.precision: auto` selects and why, unless it is obvious."""
     if machine.cores:
         speed = cpu_speed.of_this_machine()
         yield "bf16" if speed.half else "fp32", speed.formats()
@@ -136,7 +133,7 @@ def _given_by_gres(
 ) -> node_types.Node:
     """Limits a node to the GPUs in Slurm's gres.
 
-    A job may request fewer GPUs than the node has, and gres may be the only key that mentions GPUs.
+    A job may request only some of a node's GPUs, and gres may be the only key that mentions GPUs.
     """
     gres, gpus = fleet["slurm"]["gres"], owned_machines.gpus_of(fleet["slurm"]["gres"])
     if (
@@ -156,8 +153,8 @@ def _given_by_gres(
 def ranks_of(machine: node_types.Node, nodes: int, batch: int) -> tuple[int, str]:
     """Returns the number of ranks per node, with the reason.
 
-    A node simulated on this machine gets one rank, or one per core if a trial showed that to be
-    faster.
+    A node simulated on this machine gets one rank, or one per core if a benchmark was faster that
+    way.
     """
     if machine.cores <= 1:
         return machine.ranks, machine.reason
@@ -167,7 +164,7 @@ def ranks_of(machine: node_types.Node, nodes: int, batch: int) -> tuple[int, str
 
 
 def compilation(values: Values) -> tuple[bool, str]:
-    """Returns whether to compile, with the reason.
+    """Returns whether to compile the model, with the reason.
 
     On a CPU, compilation takes about 30 s once, and speeds up fp32 by an eighth and bf16 by a
     quarter (tests/bench/LOG.md).
@@ -194,7 +191,7 @@ def compilation(values: Values) -> tuple[bool, str]:
 
 
 def shape_of(preset: str | None) -> Preset | None:
-    """Returns the shape of `model.preset`, which is a known name or a Hugging Face folder.
+    """Returns the shape of `model.preset`, which is a preset's name or a Hugging Face model.
 
     Raises:
         ValueError: config.json is missing, or its model is not supported.
@@ -207,7 +204,7 @@ def shape_of(preset: str | None) -> Preset | None:
 
 
 def other_family(model: Values) -> str:
-    """Returns why `model.family` contradicts `model.preset`, or "". Both keys must be valid."""
+    """Returns why `model.family` contradicts `model.preset`, or "". Both must already be valid."""
     preset, family = shape_of(model["preset"]), model["family"]
     if preset is None or family in (None, preset.family) or model["preset"] in PLAIN:
         return ""
@@ -229,13 +226,13 @@ def _of_model(model: Values, tokens: int) -> Rows:
     family = FAMILIES[model["family"] or USUAL]
     published = {"norm_eps": family.norm_eps, "dropout": family.dropout}
     yield from _open(model, published, f"as in {family.name}")
-    size = -(-tokens // 64) * 64  # matmuls are faster with multiples of 64
+    size = -(-tokens // 64) * 64  # matmuls are faster if sizes are multiples of 64
     why = f"the tokenizer's {tokens}, rounded up to a multiple of 64"
     yield from _open(model, {"vocab_size": size}, why)
 
 
 def _open(model: Values, offered: Values, why: str) -> Rows:
-    """Yields the offered values for keys that are still unset."""
+    """Yields the offered values of keys that are still unset."""
     for name, value in offered.items():
         if model[name] is None and value is not None:
             yield name, value, why
@@ -247,10 +244,9 @@ def dump_resolved(config: Config) -> str:
 
 
 def dump_asked(config: Config, derivation: Derivation) -> str:
-    """Returns the requested config as YAML: the file with SET, make variables and the verb's
-    changes.
+    """Returns the requested config as YAML, without derived values.
 
-    For example, a verb may shorten the run.
+    Includes overrides from SET, make variables and the verb, such as a verb that shortens the run.
     """
     values = copy.deepcopy(derivation.asked)
     before = dict(flat(asdict(derivation.config)))
@@ -272,9 +268,9 @@ def _yaml(values: Values) -> str:
 def tokenizing(config: Config) -> Config:
     """Returns the config of a tokenize job.
 
-    If data.tokenize_instance_type is set, the job runs on one on-demand machine of that type.
-    Memory, licences, image and reservation are reset, because they are for the training machines.
-    Otherwise the config is returned unchanged.
+    If data.tokenize_instance_type is set, the job runs on one on-demand instance of that type, and
+    settings meant for the training machines (memory, licenses, image, reservation) are reset.
+    Otherwise, the config is unchanged.
     """
     if config.data.tokenize_instance_type is None:
         return config
@@ -292,8 +288,8 @@ def tokenizing(config: Config) -> Config:
 
 
 def check_tokenizing(config: Config) -> Refusals:
-    """Yields the key and message if data.tokenize_instance_type is not an allowed value, or if the
-    config can't train on conversations.
+    """Rejects an unsupported data.tokenize_instance_type, and conversations that the tokenizer or
+    model does not support.
     """
     if config.data.conversations and config.data.tokenizer == TRAINED:
         yield (
@@ -303,7 +299,7 @@ def check_tokenizing(config: Config) -> Refusals:
     if config.data.conversations and not FAMILIES[config.model.family].causal:
         yield "data.conversations", f"true: {config.model.family} models can't answer; use false"
     name, rows = config.data.tokenize_instance_type, node_types.INSTANCE_TYPES.values()
-    # x86 processors, which the images need, and neither accelerators nor EFA
+    # x86, which the images require, without accelerators or EFA
     works = [row.name for row in rows if row.kind == "cpu" and not row.efa]
     if name is not None and name not in works:
         row = node_types.instance(name)

@@ -1,9 +1,9 @@
-"""Model families (`model.family`) and known shapes (`model.preset`).
+"""Model families (`model.family`) and presets (`model.preset`).
 
-Each row of families.yaml defines an architecture, its module and its Hugging Face format. The
-shapes and their sources are in presets.yaml. Control plane and node plane both import this module,
-and no other module compares family names. It imports no model code, because `module` is only a
-dotted name.
+Each row of families.yaml defines an architecture, its module and its Hugging Face format.
+presets.yaml lists published shapes with their sources. No other module may branch on a family's
+name. Both the control plane and the node plane import this module, so it imports no model code:
+`module` is only a dotted name.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ Json = Mapping[str, Any]
 NONE: Json = {}
 
 
-# A NamedTuple, because every verb loads this class and a dataclass takes six times as long.
+# A NamedTuple, because every verb imports this class, and creating a dataclass is six times slower.
 class Folder(NamedTuple):
-    """Hugging Face format of a family.
+    """A family's Hugging Face format.
 
-    The attributes up to `window` describe config.json (config/huggingface_config.py). The others
-    describe the weights (models/huggingface_weights.py).
+    Attributes up to `window` describe config.json (config/huggingface_config.py), and the others
+    the weights (models/huggingface_weights.py).
 
     Attributes:
         architecture: Value of `architectures`.
         keys: Maps our dimensions to config.json keys.
         fixed: Other keys and their required values.
         written: Additional keys to write.
-        refused: Keys that must be absent or have this value, because other values may change the
-            function or the weights. They are not written.
-        dropouts: Additional keys that must equal the single dropout rate.
+        refused: Keys that must be absent or have this value, because other values may change what
+            the model computes or its weights. They are not written.
+        dropouts: Additional dropout keys, which must all equal the one rate.
         defaults: Values that `transformers` assumes for keys that older files omit.
-        same_as: Maps a key that older files omit to the key with the same value.
+        same_as: Maps a key that older files omit to the key that supplies its value.
         four_times: Maps a key that older files omit to the key with a quarter of its value.
-        aliases: Maps alternative key names, which take precedence, to keys.
+        aliases: Maps alternative names, which take precedence, to keys.
         window: Key of the attention window, which limits the sequence length.
         trunk: Prefix of all weight names except `heads`.
-        names: Maps our weight names to theirs inside the trunk. Matrices with the same name
-            there are concatenated.
-        own: Pattern for weight names that are the same.
+        names: Maps our weight names to theirs inside the trunk. Matrices that share a name there
+            are concatenated.
+        own: Pattern for weight names that are the same in both.
         heads: Maps our weight names to theirs outside the trunk.
         turned: Whether matrices are transposed.
-        ignored: Pattern for weights that are skipped and reported: buffers of older versions, tied
+        ignored: Pattern for weights that are reported and skipped: buffers of older versions, tied
             copies and an untrained head.
     """
 
@@ -72,16 +72,16 @@ class Folder(NamedTuple):
 
 
 class Slices(NamedTuple):
-    """Partitioning of a family's weights in AWS's examples for NxD Core (the nxd platform).
+    """Sharding of a family's weights in AWS's NxD Core examples (the nxd platform).
 
     Key/value heads are replicated if there are fewer of them than tensor ranks.
 
     Attributes:
-        column: Pattern for matrices that are split by output across tensor ranks.
-        row: Pattern for matrices that are split by input across tensor ranks.
+        column: Pattern for column-parallel matrices, which are split by output features.
+        row: Pattern for row-parallel matrices, which are split by input features.
         tied: The two names of the tied tensor.
-        fused: Whether gate and up projections form one tensor, and query, key and value another.
-        staged: Whether the model can be split into pipeline stages.
+        fused: Whether gate and up projections are one tensor, and query, key and value another.
+        staged: Whether the model supports pipeline stages.
     """
 
     column: str
@@ -95,24 +95,24 @@ class Slices(NamedTuple):
 class Family:
     """Model architecture.
 
-    The flags from `biases` to `gelu` distinguish decoders with rotary positions.
+    The flags from `biases` to `gelu` distinguish decoders with rotary embeddings.
 
     Attributes:
         objective: next (predict the next token), masked (predict masked tokens) or pairs (predict
             masked tokens, and whether text B follows text A).
         module: Dotted name of the network.
-        rotary: Whether positions are rotary embeddings. Otherwise they are learned.
-        positions_from: Row of position 0 in learned positions.
+        rotary: Whether positions use rotary embeddings instead of learned ones.
+        positions_from: Row of position 0 in the learned position embedding.
         biases: Whether query, key and value have biases.
         normed: Whether query and key are normalized per "head", over "all" heads, or not at all
             ("").
-        normed_after: Whether a block normalizes the outputs of its modules, not their inputs.
+        normed_after: Whether a block normalizes its modules' outputs instead of their inputs.
         gains_from_one: Whether a norm's gain is its weight plus 1.
         scaled: Whether embeddings are multiplied by the square root of their width.
         gelu: Whether GELU replaces SiLU.
         tanh: Whether GELU uses the tanh approximation.
         xla: Whether engine/parallel can build the model from NxD Core's layers.
-        slices: Partitioning in AWS's examples, or None if they lack this family.
+        slices: Sharding in AWS's examples, or None if they don't cover this family.
     """
 
     name: str
@@ -141,7 +141,7 @@ class Family:
 
     @property
     def scalable(self) -> bool:
-        """Returns whether `transformers` can scale the positions as in Llama 3.1."""
+        """Returns whether `transformers` supports Llama 3.1's position scaling for this family."""
         return self.rotary and "rope_scaling" not in self.folder.refused
 
     @property
@@ -150,8 +150,9 @@ class Family:
         return self.xla and self.rotary
 
     def guesses(self, sequence_length: int) -> int:
-        """Returns the number of predicted tokens per sequence, over which the loss is averaged. It
-        is the same for every sequence, so means of means are exact.
+        """Returns the number of predicted tokens per sequence, over which the loss is averaged.
+
+        It is the same for every sequence, so a mean of means is exact.
         """
         return sequence_length if self.causal else max(1, round(MASKED * sequence_length))
 
@@ -171,8 +172,8 @@ USUAL = next(iter(FAMILIES))  # default if the config sets neither a family nor 
 class Preset:
     """Model shape.
 
-    vocab_size defaults to the tokenizer's size, norm_eps and dropout default to the family's
-    values, and head_dim to hidden_size / heads.
+    vocab_size defaults to the tokenizer's size, norm_eps and dropout to the family's values, and
+    head_dim to hidden_size / heads.
     """
 
     family: str
@@ -191,7 +192,7 @@ class Preset:
     head_dim: int | None = None
 
 
-PLAIN = ("tiny", "small")  # not from a paper; these dimensions work with any family
+PLAIN = ("tiny", "small")  # made-up shapes that work with any family
 SHAPES = HERE.with_name("presets.yaml")
 PRESETS = {
     name: fit_row(Preset, row, SHAPES, f"{name}:") for name, row in read_table(SHAPES).items()

@@ -1,9 +1,9 @@
-"""Predicts goodput: the fraction of a run's time that is useful despite machine failures.
+"""Predicts goodput: the fraction of a run's time spent on useful work despite machine failures.
 
 Uses the Young and Daly formulas with published failure rates and our own timings. Each checkpoint
-costs the time for which saving blocks the run. Each failure costs half a checkpoint interval of
-repeated work on average, plus the restart. The best interval balances both costs (Young 1974; Daly
-2006, eq. 7).
+costs the time for which it blocks training. Each failure costs the restart and, on average, half a
+checkpoint interval of lost work. The optimal interval balances both costs (Young 1974; Daly 2006,
+eq. 7).
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from .sizes import count_parameters
 from .tables import read_table
 from .types import Config
 
-NOTICED = 12.7  # seconds to detect a lost node, the maximum in docs/evidence/faults.md
-# Seconds from detection to the first step, excluding the checkpoint read. Small models take 9 to 13
-# s (docs/evidence/faults.md). Large models also compile.
+NOTICED = 12.7  # maximum seconds to detect a lost node (docs/evidence/faults.md)
+# Assumed seconds from detection to the first step, excluding the checkpoint read. Small models take
+# 9 to 13 s (docs/evidence/faults.md), but large ones also compile.
 RESTART = 60.0
 # Assumed bytes/s per node for reading or writing a checkpoint (FSx for Lustre, or S3 with several
 # streams).
 STORE = 1e9
-# Assumed bytes/s per rank for copying the state. Training continues while the copy is written.
+# Assumed bytes/s per rank for copying the state, which blocks training. Writing the copy does not.
 COPY = 4e9
-STALL = 0.2  # additional seconds for which a save blocks the ranks
+STALL = 0.2  # fixed seconds per save for which ranks are blocked, in addition to the copy
 STATE = 12  # checkpoint bytes per parameter: weight and two moments in fp32
-LEAST, MOST = 1, 60  # bounds of the checkpoint interval in minutes
+LEAST, MOST = 1, 60  # bounds on the checkpoint interval, in minutes
 
 
 @dataclass(frozen=True)
 class FailureRate:
-    """A published number of failures that stopped jobs: in so many hours of `devices` devices."""
+    """Published number of job-stopping failures of `devices` devices over `hours` hours."""
 
     accelerator: str
     failures: float
@@ -62,8 +62,9 @@ def rates() -> tuple[FailureRate, ...]:
 
 @cache
 def failures_of(device: str) -> tuple[float, str]:
-    """Returns the failures per device-hour, and their source: the median of the rates published for
-    this accelerator, otherwise of all.
+    """Returns the failures per device-hour, and a description of the source.
+
+    The rate is the median of those published for this accelerator, or of all if this one has none.
     """
     same = [row for row in rates() if device.startswith(row.accelerator)]
     each = [row.per_hour for row in same or rates()]
@@ -75,7 +76,7 @@ def failures_of(device: str) -> tuple[float, str]:
 
 
 def between_failures(config: Config) -> float:
-    """Returns the mean seconds between failures of the job."""
+    """Returns the job's mean time between failures, in seconds."""
     return 3600 / (failures_of(_device(config))[0] * config.world_size)
 
 
@@ -86,13 +87,13 @@ def _device(config: Config) -> str:
 
 @dataclass(frozen=True)
 class Goodput:
-    """Predicted goodput, with its inputs.
+    """Predicted goodput and its inputs.
 
     Attributes:
         share: Useful fraction of the run's time.
-        between_failures: Seconds between failures.
+        between_failures: Mean seconds between failures.
         interval: Seconds between checkpoints.
-        restart: Seconds to restart after a failure.
+        restart: Seconds from a failure to the first new step.
         stall: Seconds for which a save blocks the ranks.
         source: Source of the failure rate.
     """
@@ -105,13 +106,14 @@ class Goodput:
     source: str
 
     def at(self, interval: float) -> float:
-        """Returns the useful fraction with `interval` seconds between checkpoints."""
+        """Returns the goodput with `interval` seconds between checkpoints."""
         return share(self.between_failures, interval, self.stall, self.restart)
 
 
 def foresee(config: Config, step: float) -> Goodput:
-    """Predicts a run's goodput at its configured checkpoint interval. `step` is the step time in
-    seconds.
+    """Predicts a run's goodput at its configured checkpoint interval.
+
+    `step` is the step time in seconds.
     """
     between = between_failures(config)
     restart = (
@@ -135,20 +137,20 @@ def stall_of(config: Config) -> float:
 
 
 def share(between: float, interval: float, stall: float, restart: float) -> float:
-    """Returns the useful fraction of a run's time.
+    """Returns the goodput: `interval` divided by the expected time to complete an interval and a
+    save.
 
-    Inverts Daly's complete model (2006, eq. 5) for exponentially distributed failures with a mean
-    of `between` seconds between them. Completing `interval` useful seconds and a save takes
-    (between + restart) x (e^((interval + stall) / between) - 1) seconds. Each failure costs the
-    work since the last checkpoint, plus `restart`.
+    With exponentially distributed failures, a mean of `between` seconds apart, Daly's complete
+    model (2006, eq. 5) gives (between + restart) x (e^((interval + stall) / between) - 1) seconds.
+    Each failure costs the work since the last checkpoint, plus `restart`.
     """
     return interval / ((between + restart) * expm1(min(600.0, (interval + stall) / between)))
 
 
 def with_interval(config: Config) -> tuple[Config, list[Derived]]:
-    """Replaces `checkpoint.every: auto` with the best interval, and returns the reason.
+    """Replaces `checkpoint.every: auto` with the optimal interval, and returns the reason.
 
-    Any other interval is left unchanged.
+    Leaves any other interval unchanged.
     """
     if config.checkpoint.every != "auto":
         return config, []
@@ -164,8 +166,8 @@ def with_interval(config: Config) -> tuple[Config, list[Derived]]:
 
 
 def best_minutes(between: float, stall: float) -> int:
-    """Returns the interval that loses the least time, in minutes.
+    """Returns the checkpoint interval that loses the least time, in minutes.
 
-    It is sqrt(2 x stall x between) (Young 1974), limited to LEAST and MOST.
+    It is sqrt(2 x stall x between) (Young 1974), clamped to LEAST and MOST.
     """
     return max(LEAST, min(MOST, round(sqrt(2 * stall * between) / 60)))

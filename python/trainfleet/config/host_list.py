@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-MOST = 10_000  # maximum number of hosts, which is more than any fleet has but still quick to expand
+MOST = 10_000  # maximum number of hosts: more than any fleet has, but still quick to expand
 _PIECE = "[0-9]{1,9}(?:-[0-9]{1,9})?"
 _RANGES = re.compile(rf"\[({_PIECE}(?:,{_PIECE})*)\]")
 _USER = r"[A-Za-z_][A-Za-z0-9._-]{0,62}"
@@ -26,7 +26,7 @@ _NUMBERS = re.compile(r"[0-9.]+")
 
 @dataclass(frozen=True)
 class Host:
-    """Machine of the fleet, with its display name and SSH address."""
+    """Fleet machine, with its display name and SSH address."""
 
     name: str
     address: str
@@ -38,7 +38,7 @@ class Host:
 
     @property
     def identity(self) -> str:
-        """Returns an EC2 instance's ID, because AWS reuses addresses, or another host's address."""
+        """Returns the instance ID on EC2, where addresses are reused, or else the address."""
         return self.name if _INSTANCE.fullmatch(self.name) else self.address
 
 
@@ -78,7 +78,7 @@ def expand(word: str) -> Iterator[str]:
 
 
 def _pieces(ranges: str) -> Iterator[tuple[int, range]]:
-    """Yields the zero-padded width and the numbers of each range in brackets."""
+    """Yields the zero-padded width and the numbers of each bracketed range."""
     for piece in ranges.split(","):
         first, _, last = piece.partition("-")
         numbers = range(int(first), int(last or first) + 1)

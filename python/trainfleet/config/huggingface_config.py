@@ -22,11 +22,11 @@ LARGEST = untrusted_input.MEBIBYTE  # maximum size of a config.json; published f
 Json = dict[str, Any]
 
 
-READ = ("model_type", "quantization_config", "layer_types")  # keys that are read for every family
+READ = ("model_type", "quantization_config", "layer_types")  # keys read for every family
 TURNING = ("head_dim", "rope_theta", "rope_scaling", "rope_parameters")
 FULL_ATTENTION = "full_attention"
 GELU = "gelu_pytorch_tanh"
-# Keys of the activation function. Older files contain only the first, and write GELU as `gelu`.
+# Activation function keys. Older files contain only the first, and write GELU as `gelu`.
 ACTIVATIONS = ("hidden_act", "hidden_activation")
 STRETCHED = {
     "rope_type": "llama3",
@@ -37,9 +37,9 @@ STRETCHED = {
 
 
 def write(model: Model) -> Json:
-    """Returns the config.json of a shape, without tokenizer keys.
+    """Returns the config.json of a model shape, without tokenizer keys.
 
-    Keys with different names in `transformers` 4 and 5 are written under both names.
+    Keys that differ between `transformers` 4 and 5 are written under both names.
     """
     family = FAMILIES[model.family]
     form = family.folder
@@ -55,7 +55,7 @@ def write(model: Model) -> Json:
         content["rope_parameters"] = (stretched or {"rope_type": "default"}) | {
             "rope_theta": model.rope_theta
         }
-        # Key names in transformers before version 5.
+        # key names before transformers 5
         content |= {"rope_theta": model.rope_theta, "rope_scaling": stretched}
     return content | {"dtype": "float32", "torch_dtype": "float32"}
 
@@ -125,7 +125,7 @@ def _read(content: Any) -> Preset:
 
 
 def _require_its_function(content: Json, family: Family) -> None:
-    """Rejects values for which the family's weights would compute a different function."""
+    """Rejects values that would make the family's weights compute a different function."""
     form = family.folder
     needed: dict[str, tuple[Any, ...]] = dict.fromkeys(
         ACTIVATIONS * family.gelu, (GELU, "gelu", None)
@@ -141,7 +141,7 @@ def _require_its_function(content: Json, family: Family) -> None:
 
 
 def _dimensions(content: Json, family: Family) -> Json:
-    """Returns the dimensions of a shape, each validated against its config key."""
+    """Returns the model dimensions, each validated against its config key."""
     keys, values = family.folder.keys, _defaults(content, family)
     if missing := sorted(theirs for theirs in keys.values() if values.get(theirs) is None):
         raise InputError(f"this file lacks {', '.join(missing)}", key=missing[0])
@@ -154,11 +154,11 @@ def _dimensions(content: Json, family: Family) -> Json:
 
 
 def _whole(value: Any) -> int:
-    return value if type(value) is int else 0  # _check rejects 0 and names the key
+    return value if type(value) is int else 0  # _check rejects 0 with a message that names the key
 
 
 def _check(ours: str, theirs: str, value: Any) -> None:
-    """Raises InputError if the schema of `model.<ours>` does not allow a value."""
+    """Raises InputError if the schema of `model.<ours>` rejects a value."""
     for fault in schema.faults(
         value, schema.load_schema()["properties"]["model"]["properties"][ours]
     ):
@@ -203,10 +203,8 @@ def _defaults(content: Json, family: Family) -> Json:
 
 
 def _rotary(content: Json, family: Family) -> Json:
-    """Returns the rotary embedding's base, scaling and head size. Supports old and new
-    key names.
-    """
-    # If a file contains both keys, all versions of transformers use rope_scaling.
+    """Returns the rotary embedding's base, scaling and head size, from old or new key names."""
+    # if a file contains both, every version of transformers uses rope_scaling
     name = "rope_parameters" if content.get("rope_scaling") in (None, {}) else "rope_scaling"
     scaling = {} if content.get(name) is None else content[name]
     stretched = _is_stretched(scaling, name)

@@ -20,7 +20,7 @@ from ..trust.validation import kinds_of
 
 Schema = dict[str, Any]
 Texts = tuple[str, ...]
-NAME = "^[a-z0-9][a-z0-9._-]{0,62}$"  # names of runs and datasets
+NAME = "^[a-z0-9][a-z0-9._-]{0,62}$"  # run and dataset names
 S3 = "^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^?#]*)?$"
 OWN_FILE = "^(?!runs/|data/)(?:[A-Za-z0-9_][A-Za-z0-9_-]*/){0,8}[A-Za-z0-9_][A-Za-z0-9_-]*"
 HEAD = {
@@ -61,14 +61,14 @@ class Rules(TypedDict, total=False):
 
 
 class Key:
-    """Examples of a key's value and constraints on it, as metadata of an Annotated type."""
+    """Example values of a key and constraints on it, as metadata of an Annotated type."""
 
     def __init__(self, *shown: Any, **rules: Unpack[Rules]) -> None:
         self.rules = rules | {"examples": shown} if shown else rules
 
 
 def span(unit: str, minimum: float, maximum: float) -> Key:
-    """Returns the unit and bounds of a number."""
+    """Returns a Key for a number with this unit and these bounds."""
     return Key(unit=unit, minimum=minimum, maximum=maximum)
 
 

@@ -1,9 +1,9 @@
-"""Enumerates the layouts that the rules allow, and predicts their memory per rank and step time.
+"""Enumerates the layouts that the rules allow, and predicts each one's memory per rank and step
+time.
 
-The search covers all degrees that divide evenly: tensor ranks within a node, pipeline stages,
-context ranks, shard ranks, ZeRO stages, recomputation modes and micro-batches. The fastest layout
-that fits is chosen. Among layouts that the speed model can't tell apart (NEAR), the simplest is
-chosen.
+The search covers tensor parallelism within a node, pipeline stages, context parallelism, sharding,
+ZeRO stages, recomputation modes and micro-batch sizes that divide evenly. It picks the fastest
+layout that fits, or the simplest of those that the speed model can't tell apart (NEAR).
 """
 
 from __future__ import annotations
@@ -39,22 +39,20 @@ SMALLEST = {"micro_batch_size": 1, "activation_checkpointing": MODES[0]}
 MOST_TOKENS = 16384  # maximum tokens per micro-batch; matmuls get no faster beyond it
 MOST_CONTEXT = 64
 LONG = 16384  # minimum sequence length for trying context parallelism
-# Layouts within this fraction of the best step time count as equally fast. The model's error
-# between two layouts of a fleet is at least this large (tests/bench/LOG.md).
+# Layouts within this fraction of the best step time count as equally fast. When comparing two
+# layouts on the same fleet, the model can be off by at least this much (tests/bench/LOG.md).
 NEAR = 0.05
-# Maximum number of ranks that share one copy of the state. No published run gathers weights across
+# Maximum number of ranks that shard one copy of the state. No published run gathers weights across
 # more.
 MOST_SHARERS = 1024
-# Numbers of nodes that share one copy of the state, tried in addition to one node and all nodes.
+# Numbers of nodes to shard the state across, tried in addition to one node and all nodes.
 WIDER = (4, 16, 64)
 ROUNDS = (1, 2, 4, 8)  # stages per rank of an interleaved pipeline
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Candidate layout of a config, with the peak memory of the fullest rank and the predicted step
-    time.
-    """
+    """Config with a candidate layout, its fullest rank's peak memory and predicted step time."""
 
     config: Config
     bytes: int
@@ -66,7 +64,7 @@ class Choice:
 
     @property
     def division(self) -> tuple[int, ...]:
-        """Returns a sort key that prefers less division of the work, then larger micro-batches."""
+        """Returns a sort key that prefers lower parallelism degrees, then larger micro-batches."""
         train, layout = self.config.train, self.config.train.parallelism
         mode = MODES.index(train.activation_checkpointing)
         state = layout.fsdp > 1, layout.zero_stage
@@ -83,7 +81,7 @@ class Choice:
 
 
 def needs(config: Config) -> int:
-    """Returns the peak memory of the fullest rank, in bytes."""
+    """Returns the fullest rank's peak memory, in bytes."""
     return memory_of(config, is_half(config)).total
 
 
@@ -93,10 +91,7 @@ def ranked(config: Config, asked: set[str], device: Accelerator) -> list[Choice]
 
 
 def _undecided(config: Config, asked: set[str]) -> Config:
-    """Resets the keys in `asked` to default values.
-
-    `make plan` searches twice, and this makes the second search hit the cache.
-    """
+    """Resets the keys in `asked` to defaults, so that a repeated search hits the cache."""
     train, layout = config.train, config.train.parallelism
     kept = (
         "parallelism.zero_stage" if layout.fsdp == 1 else ""
@@ -123,18 +118,18 @@ def _ranked(config: Config, asked: frozenset[str], device: Accelerator) -> tuple
 
 
 def choose(choices: list[Choice]) -> Choice:
-    """Returns the simplest of the choices that are within NEAR of the fastest."""
+    """Returns the simplest choice within NEAR of the fastest."""
     near = [choice for choice in choices if choice.seconds <= choices[0].seconds * (1 + NEAR)]
     return min(near, key=lambda choice: choice.division)
 
 
 def least(config: Config, asked: set[str], device: Accelerator) -> Config | None:
-    """Returns the layout that needs the least memory, or None if the rules reject every layout."""
+    """Returns the layout that needs the least memory, or None if the rules reject all layouts."""
     return min(candidates(config, asked, device), key=needs, default=None)
 
 
 def candidates(config: Config, asked: Set[str], device: Accelerator) -> Iterator[Config]:
-    """Yields all layouts and recomputation modes that the rules allow, with the smallest
+    """Yields every layout and recomputation mode that the rules allow, with the smallest
     micro-batch.
     """
     # NxD Core can only recompute whole blocks.
@@ -158,7 +153,7 @@ def training(config: Config, **changes: object) -> Config:
 
 
 def sizes_of(config: Config, asked: Set[str]) -> Iterator[Config]:
-    """Yields the candidate with each micro-batch size worth trying, smallest first."""
+    """Yields the candidate with each micro-batch size to try, smallest first."""
     if "micro_batch_size" not in asked:
         yield config
         return
@@ -169,8 +164,8 @@ def sizes_of(config: Config, asked: Set[str]) -> Iterator[Config]:
 
 
 def sizes(config: Config) -> list[int]:
-    """Returns the micro-batch sizes that divide a rank's share of the global batch and suit the
-    pipeline.
+    """Returns the micro-batch sizes that divide a rank's share of the global batch and that the
+    pipeline accepts.
     """
     part, layout = (
         max(1, config.train.global_batch_size // max(1, config.data_parallel)),
@@ -208,7 +203,7 @@ def _layouts(config: Config, asked: Set[str], device: Accelerator) -> Iterator[L
 
 
 def _tensors(config: Config, device: Accelerator) -> list[int]:
-    """Returns the tensor degrees to try. Without direct links between a node's devices, only 1."""
+    """Returns the tensor degrees to try, or only 1 if the devices have no direct links."""
     # NxD Core can replicate key/value heads (limits.copies_heads).
     copied = is_xla(config) and FAMILIES[config.model.family].copies_heads
     heads = config.model.heads if copied else math.gcd(config.model.heads, config.model.kv_heads)
@@ -251,7 +246,8 @@ def _interleaves(config: Config, layout: Layout) -> list[int]:
 def _sharded(config: Config, layout: Layout, asked: Set[str], ways: int) -> Iterator[Layout]:
     """Yields the unsharded layout, then ZeRO 1 and ZeRO 3 layouts.
 
-    A shard group spans one node, several nodes (WIDER), or as many data-parallel ranks as allowed.
+    A shard group spans one node, several nodes (WIDER), or as many data-parallel ranks as
+    MOST_SHARERS allows.
     """
     inside = max(1, config.fleet.ranks_per_node // (layout.tensor * layout.context))
     widest = max(shard for shard in divisors(ways) if shard <= MOST_SHARERS)
@@ -261,7 +257,7 @@ def _sharded(config: Config, layout: Layout, asked: Set[str], ways: int) -> Iter
     )
     if "parallelism.fsdp" in asked:
         yield replace(layout, fsdp=1)
-    # NxD Core only shards the optimizer state. torch's pipelining keeps weights gathered for the
+    # NxD Core shards only the optimizer state. torch's pipelining keeps weights gathered for the
     # whole step.
     zeros = (1,) if is_xla(config) or layout.pipeline > 1 else (1, 3)
     for zero in zeros if "parallelism.zero_stage" in asked else (layout.zero_stage,):

@@ -1,7 +1,8 @@
-"""Chooses the layout, micro-batch and recomputation mode with the fastest predicted step that fits.
+"""Chooses the layout, micro-batch size and recomputation mode with the fastest predicted step that
+fits in memory.
 
-Only unset keys are chosen. Also refits a run to fewer nodes, which changes only how the work is
-divided.
+Keys that the user set are not changed. Also refits a run to fewer nodes without changing the global
+batch.
 """
 
 from __future__ import annotations
@@ -36,9 +37,8 @@ CPU_TOKENS = 4096  # enough for efficient matmuls on a CPU core (tests/bench/LOG
 
 
 def provide(train: Values) -> set[str]:
-    """Fills the unset keys of `train` in place with their smallest values.
-
-    Returns these keys, for `settle`.
+    """Sets the unset layout keys of `train` to their smallest values in place, and returns these
+    keys for `settle`.
     """
     asked = {f"parallelism.{name}" for name, value in train["parallelism"].items() if value is None}
     asked |= {name for name in SMALLEST if train[name] is None}
@@ -49,9 +49,9 @@ def provide(train: Values) -> set[str]:
 
 
 def settle(config: Config, asked: set[str]) -> tuple[Config, list[Derived]]:
-    """Chooses the values of the keys in `asked`, such as `parallelism.fsdp` or `micro_batch_size`.
+    """Chooses values for the keys in `asked`, such as `parallelism.fsdp` or `micro_batch_size`.
 
-    Returns the config, and the choices with their reasons.
+    Returns the config, and the choices to show with their reasons.
     """
     device = config.fleet.rank_device
     if device is None or not asked:
@@ -69,10 +69,10 @@ def settle(config: Config, asked: set[str]) -> tuple[Config, list[Derived]]:
 
 
 def lack(config: Config, asked: set[str]) -> str | None:
-    """Returns why no layout fits, with a suggested fix. Returns None if one fits or the device is
-    unknown.
+    """Returns why no layout fits in memory, with a suggested fix, or None if one fits or the device
+    is unknown.
 
-    The fix is to change keys that rule out a fitting layout, or to use more nodes.
+    The fix is to change the keys that rule out a fitting layout, or to use more nodes.
     """
     device = config.fleet.rank_device
     if (
@@ -82,7 +82,7 @@ def lack(config: Config, asked: set[str]) -> str | None:
     ):
         return None
     if any(message for rule in cross_checks.DIVISION for message in rule(config)):
-        return None  # a violated rule is the cause, and has its own message
+        return None  # the violated rule is the cause, and reports its own error
     if way := _in_the_way(config, asked, device):
         return f"{_lacking(config, device)}; {way}"
     for times in (2, 4, 8, 16, 32, 64):
@@ -99,7 +99,8 @@ def lack(config: Config, asked: set[str]) -> str | None:
 
 
 def best(config: Config, count: int) -> list[Choice]:
-    """Returns the fastest layouts of this model on this fleet, regardless of the config's layout.
+    """Returns the `count` fastest layouts of this model on this fleet, ignoring the config's
+    layout.
 
     Returns an empty list for an unknown device or a single rank.
     """
@@ -109,16 +110,14 @@ def best(config: Config, count: int) -> list[Choice]:
     budget = config.train.activation_memory_budget
     asked = {key for key in KEYS if key != "activation_checkpointing" or budget is None}
     seen: dict[object, Choice] = {}
-    # Keep the fastest choice per layout, regardless of micro-batch, recomputation and interleaving.
+    # keep only the fastest micro-batch size, recomputation mode and interleaving of each layout
     for choice in ranked(config, asked, device):
         seen.setdefault(replace(choice.config.train.parallelism, virtual_stages=1), choice)
     return list(seen.values())[:count]
 
 
 def _for_cpus(config: Config, asked: set[str]) -> Config:
-    """Returns the config with the largest micro-batch within CPU_TOKENS, or the smallest possible
-    one.
-    """
+    """Returns the config with the largest micro-batch within CPU_TOKENS, or else the smallest."""
     if "micro_batch_size" not in asked:
         return config
     found = sizes(config)
@@ -134,7 +133,7 @@ def _fits(config: Config | None, device: Accelerator) -> bool:
 
 
 def _in_the_way(config: Config, asked: set[str], device: Accelerator) -> str:
-    """Names the fewest user-set keys that prevent a fitting layout, or returns "".
+    """Names the smallest set of user-set keys that rules out every fitting layout, or returns "".
 
     Also suggests their values in the fastest layout that fits.
     """
@@ -178,7 +177,7 @@ def _lacking(config: Config, device: Accelerator) -> str:
 def _is_shown(key: str, settled: Config, given: Config) -> bool:
     """Returns whether a plan shows a key.
 
-    fsdp, the micro-batch and recomputation are always shown. Other degrees are shown if they differ
+    fsdp, micro-batch size and recomputation are always shown, but other degrees only if they differ
     from plain data parallelism.
     """
     if key == "parallelism.zero_stage":
@@ -195,7 +194,7 @@ def _value(config: Config, key: str) -> object:
 
 
 def _unknown(config: Config, asked: set[str]) -> dict[str, str]:
-    """Returns the reasons that a plan shows for a CPU or an unknown device."""
+    """Returns the reasons to show for CPUs and unknown devices, by key."""
     known = "the fastest in measurements on CPUs"
     unknown = (
         "this device is not in the table, so memory can't be checked; set "
@@ -214,8 +213,8 @@ def _unknown(config: Config, asked: set[str]) -> dict[str, str]:
 def _reason(key: str, settled: Config, choices: list[Choice], device: Accelerator) -> str:
     """Returns the reason for a key's value.
 
-    It compares the choice with the fastest choice that has another value, or states that no other
-    value fits.
+    Compares the choice with the fastest one that has another value, or states that no other value
+    fits.
     """
     chosen = next(choice for choice in choices if choice.config is settled)
     there = (
@@ -269,9 +268,8 @@ def _order(key: str, config: Config) -> float:
 
 
 def smaller(config: Config) -> Iterator[Config]:
-    """Yields the config for one node fewer, two nodes fewer, and so on, down to fleet.min_nodes.
-
-    Skips node counts that violate a rule.
+    """Yields the config refitted to one node fewer, two nodes fewer, and so on, down to
+    fleet.min_nodes. Skips node counts that violate a rule.
     """
     least = config.fleet.min_nodes or config.fleet.nodes
     for nodes in range(config.fleet.nodes - 1, least - 1, -1):
@@ -283,9 +281,9 @@ def smaller(config: Config) -> Iterator[Config]:
 def refit(config: Config, nodes: int) -> Config:
     """Returns the config refitted to `nodes` nodes.
 
-    Each rank accumulates more micro-batches, but their size never grows, because the current size
-    is known to fit. The state stays sharded over the same number of ranks, or the largest smaller
-    number that divides the remaining ranks.
+    Ranks accumulate gradients over more micro-batches, but micro-batches never grow, because only
+    the current size is known to fit. The state stays sharded across as many ranks, or across the
+    largest smaller number that divides the remaining data-parallel ranks.
     """
     fewer = replace(
         config,

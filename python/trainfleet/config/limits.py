@@ -1,9 +1,9 @@
-"""Number formats for matmuls, the memory available to a rank, the limits of the two Trainium
-platforms, and the config rules for all of them. Each message names a value that works.
+"""Hardware limits: matmul dtypes, usable device memory and the two Trainium platforms, with the
+config rules for them. Each message suggests a value that works.
 
-`neuron-xla` is PyTorch/XLA with NxD Core, the only platform for Trn1 (SDK 2.31 is its last
-release). `neuron` is native PyTorch, only for Trn2 and Trn3 (awsdocs-neuron.readthedocs-hosted.com:
-v2.31.0 and v2.33.0, release notes, 2026-07-07 and 2026-10-19).
+`neuron-xla` is PyTorch/XLA with NxD Core, the only platform for Trn1 (last release: SDK 2.31).
+`neuron` is native PyTorch, for Trn2 and Trn3 only (awsdocs-neuron.readthedocs-hosted.com: v2.31.0
+and v2.33.0, release notes, 2026-07-07 and 2026-10-19).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .families import FAMILIES
 from .optimizers import OPTIMIZERS, USUAL
 from .types import Config, Refusals
 
-# Usable fraction of device memory. The rest is for the driver, NCCL buffers and fragmentation
+# Usable fraction of device memory. The rest is left for the driver, NCCL buffers and fragmentation
 # (tests/bench/accounts.py).
 USABLE = 0.9
 
@@ -24,10 +24,9 @@ def usable_bytes(device: Accelerator) -> float:
 
 
 def format_of(config: Config) -> str:
-    """Returns the number format of matmuls: fp8, bf16, fp16 or fp32.
+    """Returns the matmul dtype: fp8, bf16, fp16 or fp32.
 
-    For `auto` on CPUs, this assumes the CPU of this machine, although each rank decides for its
-    CPU.
+    For `auto` on CPUs, assumes this machine's CPU, although each rank decides for its own.
     """
     if config.train.precision != "auto":
         return config.train.precision
@@ -38,22 +37,20 @@ def format_of(config: Config) -> str:
 
 
 def is_half(config: Config) -> bool:
-    """Returns whether activations use two bytes per number. fp8 applies only to matmuls."""
+    """Returns whether activations take two bytes per element. fp8 applies only to matmuls."""
     return format_of(config) != "fp32"
 
 
 def by_parts(config: Config) -> bool:
-    """Returns whether norms and dropout keep intermediates, as in torch 2.13 on CPUs.
-
-    On other devices, each is a single kernel.
+    """Returns whether norms and dropout run unfused and save intermediates, as in torch 2.13 on
+    CPUs.
     """
     return config.fleet.on_local_cpus and not config.train.compile
 
 
 def casts(config: Config) -> bool:
-    """Returns whether every matmul casts its inputs, as in undivided models on CPUs.
-
-    See engine/parallel/__init__.py.
+    """Returns whether every matmul casts its inputs, as in unsharded models on CPUs
+    (engine/parallel/__init__.py).
     """
     layout, train = config.train.parallelism, config.train
     divided = layout.fsdp * layout.tensor * layout.pipeline * layout.context > 1
@@ -62,7 +59,7 @@ def casts(config: Config) -> bool:
 
 
 def check_budget(config: Config) -> Refusals:
-    """Rejects an activation memory budget that the other settings don't support.
+    """Rejects an activation memory budget that other settings don't support.
 
     A budget requires selective checkpointing, compiled blocks and no tensor parallelism.
     """
@@ -78,13 +75,12 @@ def check_budget(config: Config) -> Refusals:
         why = "a budget needs compiled blocks"
         yield key, f"{budget}: {why}; use null, or SET='train.compile=true'"
     elif tensor > 1:
-        # torch 2.13's partitioner can't compute the size of a mesh, which is an input of these
-        # blocks.
+        # torch 2.13's partitioner can't size a device mesh, which these blocks take as input
         yield key, f"{budget} is not supported with train.parallelism.tensor {tensor}; use null"
 
 
 def check_formats(config: Config) -> Refusals:
-    """Rejects number formats that the device, the optimizer or the layout does not support."""
+    """Rejects dtypes that the device, the optimizer or the layout does not support."""
     train, device = config.train, config.fleet.rank_device
     if device is not None and device.bf16 is None and config.fleet.platform != "cpu":
         instead = {"param_dtype": "fp32", "precision": f"{device.half}, as auto does"}
@@ -113,9 +109,9 @@ def check_formats(config: Config) -> Refusals:
 
 
 def _against_fp8(config: Config, device: Accelerator | None) -> str:
-    """Returns why fp8 does not work and what to use instead, or "".
+    """Returns why fp8 is unsupported and what to use instead, or "".
 
-    If the device is unknown, the ranks check it.
+    If the device is unknown, the ranks check for support.
     """
     if config.fleet.node_type is not None if device is None else device.fp8 is None:
         name = device.name if device else "a CPU"
@@ -130,9 +126,9 @@ def _against_fp8(config: Config, device: Accelerator | None) -> str:
 
 XLA = "neuron-xla"
 NATIVE = "neuron"
-# Core counts on which collectives work within a trn1 node (optimum-neuron issue 761).
+# Core counts that collectives support within a trn1 node (optimum-neuron issue 761).
 RANKS = (1, 2, 8, 32)
-LENGTHS = 128  # tile size of attention kernels, which is the number of a NeuronCore's partitions
+LENGTHS = 128  # tile size of attention kernels: the partition count of a NeuronCore
 
 
 def is_xla(config: Config) -> bool:
@@ -140,9 +136,8 @@ def is_xla(config: Config) -> bool:
 
 
 def copies(config: Config) -> dict[int, int]:
-    """Maps each supported tensor degree above model.kv_heads to the number of copies of each head.
-
-    NxD Core calls this number kv_size_multiplier.
+    """Maps each supported tensor degree above model.kv_heads to the number of copies of each
+    key/value head, which NxD Core calls kv_size_multiplier.
     """
     model = config.model
     if not is_xla(config) or not FAMILIES[model.family].copies_heads:
@@ -152,9 +147,7 @@ def copies(config: Config) -> dict[int, int]:
 
 
 def copies_heads(config: Config) -> bool:
-    """Returns whether key/value heads are replicated, because there are more tensor ranks than
-    heads.
-    """
+    """Returns whether key/value heads are replicated across tensor ranks."""
     return config.train.parallelism.tensor in copies(config)
 
 
@@ -199,7 +192,7 @@ def _check_length(config: Config) -> Refusals:
 
 
 def check_layout(config: Config) -> Refusals:
-    """Rejects layouts that NxD Core does not support or that trainfleet does not build on it."""
+    """Rejects layouts that NxD Core, or trainfleet's use of it, does not support."""
     train, layout, ways = config.train, config.train.parallelism, config.data_parallel
     if not is_xla(config):
         return
@@ -237,8 +230,8 @@ def check_layout(config: Config) -> Refusals:
 
 
 def check_training(config: Config) -> Refusals:
-    """Rejects settings that PyTorch/XLA with NxD's optimizer does not support, because it runs a
-    step as one program.
+    """Rejects settings that PyTorch/XLA with NxD's optimizer does not support, because a step runs
+    as one program.
     """
     train = config.train
     if not is_xla(config):

@@ -1,13 +1,13 @@
-"""Predicts the device memory that a rank needs, from the layout and the model shape.
+"""Predicts a rank's peak device memory from the layout and the model shape.
 
-The formulas model what engine/ does (parallel/blocks.py shards, and models/ keeps for backward),
-not what a device could do at best. A compiled block counts as much as its separate modules, even if
-it keeps less, because an estimate should be too high rather than too low. Tests compare the
-formulas with torch.
+The formulas model what engine/ actually does (sharding in parallel/blocks.py, activations that
+models/ saves for the backward pass), not the theoretical minimum. They err on the high side: a
+compiled block counts as much as its separate modules, even if it saves less. Tests compare them
+with torch.
 
-No moment of a step needs all of this memory. For example, logits are freed before blocks have
-gradients, and activations before the last gradients are reduced. The prediction is the maximum over
-all moments that may be the peak (_moments).
+Not all of this memory is in use at once. For example, logits are freed before the blocks' gradients
+are computed, and activations before the last gradients are reduced. The prediction is therefore the
+maximum over all candidate peaks of a step (_moments).
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from .types import Config, Layout, Model
 
 FORMATS = {"fp32": 4, "bf16": 2}  # bytes per element
 REDUCED = 4  # bytes per element while gradients are reduced across ranks, in fp32
-# With ZeRO 3: the current block and the prefetched next one (Zhao et al. 2023, FSDP, 3.3.2).
+# With ZeRO 3, the current block and the prefetched one (Zhao et al. 2023, FSDP, 3.3.2).
 GATHERED_BLOCKS = 2
 # fp32 logits per chunk of a chunked loss: 8,192 tokens with a vocabulary of 32,000.
 LOGITS_BYTES = 1 << 30
-ROUNDING = 10  # fp32 copies of a matrix in an uncompiled bf16 update
-# Maximum matrix elements to round, or to orthogonalize, in one batch.
+ROUNDING = 10  # fp32 temporaries per matrix in an uncompiled bf16 update
+# Maximum matrix elements per batch when rounding and when orthogonalizing.
 ROUNDED, STRAIGHTENED = (1 << 26, 1 << 24)
-# fp32 copies of the logits at the peak: log-softmax, its gradient and the logits' gradient
+# fp32 tensors of the logits' size at the peak: log-softmax, its gradient and the logits' gradient
 # (models/loss.py). Tensor parallelism needs one more.
 LOSS = 3
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Peak memory of the fullest rank in bytes, by purpose."""
+    """Peak memory of the fullest rank, in bytes, by purpose."""
 
     weights: int  # master weights, which the optimizer updates
     gradients: int
     moments: int  # optimizer state
-    copies: int  # weights in the matmul format, and weights gathered from other ranks
-    activations: int  # activations kept for backward, and one block's working memory
-    # logits and their gradients, gradient reduction buffers, or the working memory of an update
+    copies: int  # weights cast for matmuls or gathered from other ranks
+    activations: int  # activations saved for backward, and one block's working memory
+    # logits and their gradients, gradient reduction buffers, or the optimizer's working memory
     loss: int
 
     @property
@@ -58,7 +58,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class StageNumbers:
-    """A rank's part of a pipeline.
+    """A rank's pipeline stages.
 
     Attributes:
         blocks: Number of blocks on the rank.
@@ -73,17 +73,17 @@ class StageNumbers:
     under_way: float
     last: bool
     first: bool
-    output: int = 0  # parameters in the output layer
-    neighbours: int = 0  # stages that send hidden states or gradients to this rank's stages
+    output: int = 0  # parameters of the output layer
+    neighbours: int = 0  # stages that send hidden states or gradients to this rank
 
 
 def memory_of(config: Config, half: bool) -> Memory:
-    """Returns the peak memory of the fullest stage. `half` means that matmuls run in bf16."""
+    """Returns the peak memory of the fullest rank. `half` means that matmuls run in bf16."""
     width = 2 if half else 4
     flow = flow_of(config, width)
     parts = _stages(config.model, config.train.parallelism, passes_of(config))
     stages = [list(_moments(config, width, stage, flow)) for stage in parts]
-    # XLA's compiler reorders a step, so all parts may peak at once.
+    # XLA may reorder a step, so all parts are assumed to peak at once.
     if is_xla(config):
         stages = [[tuple(map(max, zip(*moments, strict=True)))] for moments in stages]
     return Memory(*max(chain.from_iterable(stages), key=sum))
@@ -94,11 +94,11 @@ def _stages(model: Model, layout: Layout, passes: int) -> list[StageNumbers]:
     parts = parts_of(model)
     ranks, end = layout.tensor, layout.pipeline - 1
     first, block = parts.first.on_rank(ranks, look_ups(model)), parts.block.on_rank(ranks)
-    # The last of several stages has a copy of tied weights.
+    # With several stages, the last one has its own copy of tied weights.
     again = first if end == 0 or model.tie_word_embeddings else 0
     around = {0: first, end: parts.last.on_rank(ranks) + again}
     blocks = _blocks(model.layers, end + 1, layout.virtual_stages)
-    # The middle stages with the most micro-batches in flight, and with the most blocks.
+    # the middle ranks with the most micro-batches in flight and with the most blocks
     middle = {1, blocks.index(max(blocks[1:-1]), 1)} if end > 1 else ()
     return [
         StageNumbers(
@@ -117,7 +117,7 @@ def _stages(model: Model, layout: Layout, passes: int) -> list[StageNumbers]:
 
 @cache
 def _blocks(layers: int, pipeline: int, rounds: int) -> list[int]:
-    """Returns the number of blocks on each rank.
+    """Returns the number of blocks per rank.
 
     Stages differ by at most one block (engine/parallel/pipeline.py, _bounds).
     """
@@ -129,12 +129,12 @@ def _blocks(layers: int, pipeline: int, rounds: int) -> list[int]:
 def _under_way(layout: Layout, rank: int) -> float:
     """Returns the peak number of micro-batches in flight on a rank.
 
-    A micro-batch is in flight between its forward and its backward pass. If it is in flight on only
-    some of the rank's stages, it counts as a fraction.
+    A micro-batch is in flight between its forward and backward pass. It counts as a fraction if it
+    is in flight on only some of the rank's stages.
 
-    With 1F1B on p ranks, the first rank has p micro-batches in flight, and each following rank one
-    less. With v interleaved stages per rank, the first rank has (p - 1) / v more (Narayanan et al.
-    2021, arXiv:2104.04473, 2.2), and each following rank has two stages' worth less.
+    With 1F1B on p ranks, the first rank has p micro-batches in flight, and each later rank one
+    fewer. With v interleaved stages per rank, the first rank has (p - 1) / v more (Narayanan et al.
+    2021, arXiv:2104.04473, 2.2), and each later rank 2 / v fewer.
     """
     ranks, stages = layout.pipeline, layout.virtual_stages
     if stages == 1:
@@ -143,7 +143,7 @@ def _under_way(layout: Layout, rank: int) -> float:
 
 
 def passes_of(config: Config) -> int:
-    """Returns the number of micro-batches per rank and step."""
+    """Returns the number of micro-batches per step on each rank."""
     return max(
         1,
         config.train.global_batch_size
@@ -153,9 +153,9 @@ def passes_of(config: Config) -> int:
 
 @dataclass(frozen=True)
 class HeldBytes:
-    """A rank's memory in bytes that does not depend on activations.
+    """A rank's memory other than activations, in bytes.
 
-    `block`, `reduced` and `replicated` are 0 if FSDP makes no copies of the weights.
+    `block`, `reduced` and `replicated` are 0 if FSDP does not copy the weights.
 
     Attributes:
         weights: Weights that the optimizer updates.
@@ -164,9 +164,9 @@ class HeldBytes:
         after: Gradients after the last micro-batch.
         around: Part of `gathered` for weights outside blocks.
         block: Part of `gathered` for one block.
-        gathered: Copies of all weights that are gathered at once.
-        reduced: Buffer that reduces a block's gradients across ranks.
-        replicated: Buffer that reduces a block's gradients across replicas. FSDP frees it only at
+        gathered: Size of the weight copies if all weights are gathered at once.
+        reduced: Buffer for reducing a block's gradients across ranks.
+        replicated: Buffer for reducing a block's gradients across replicas. FSDP frees it only at
             the end of a step (torch 2.13, _fsdp_param_group.py).
     """
 
@@ -181,7 +181,7 @@ class HeldBytes:
     replicated: int
 
     def copies(self, blocks: int) -> int:
-        """Returns the bytes of weight copies while `blocks` blocks are gathered.
+        """Returns the size of the weight copies while `blocks` blocks are gathered, in bytes.
 
         Includes the weights outside blocks.
         """
@@ -191,15 +191,15 @@ class HeldBytes:
 def _held(config: Config, width: int, stage: StageNumbers) -> HeldBytes:
     layout, several = config.train.parallelism, passes_of(config) > 1
     numbers, format_ = stage.blocks * stage.block + stage.around, FORMATS[config.train.param_dtype]
-    # Context ranks have the same weights, so the state is also sharded across them
+    # Context ranks share their weights, so the state is also sharded across them
     # (engine/parallel/gradients.py).
     ranks, copied = layout.fsdp * layout.context, _copied(config, width)
     whole = _is_whole(layout)
-    # If gradients are already unsharded, reducing a block's gradients reuses their memory.
+    # Unsharded gradients are reduced in place, without a buffer.
     summed = copied and (is_xla(config) or not (whole and several))
-    # Replicas add each reduction to the sum of earlier micro-batches.
+    # Each reduction is added to the sum over earlier micro-batches.
     replicas = layout.fsdp < config.data_parallel and several
-    # Weights cast for matmuls, kept for a whole pass.
+    # weights that matmuls cast, saved until the pass ends
     cast = width * (stage.blocks * stage.block + stage.output) if casts(config) else 0
     all_ = width * numbers if copied else cast
     before, after = _gradients(config, stage, numbers, copied)
@@ -217,14 +217,14 @@ def _held(config: Config, width: int, stage: StageNumbers) -> HeldBytes:
 
 
 def _is_whole(layout: Layout) -> bool:
-    """Returns whether weights are freed and gradients reduced only after a step's last micro-batch,
-    as in torch's pipelining (torch 2.13, stage.py).
+    """Returns whether weights stay gathered and gradients unreduced until a step's last
+    micro-batch, as in torch's pipelining (torch 2.13, stage.py).
     """
     return layout.zero_stage == 1 or layout.pipeline > 1
 
 
 def _gradients(config: Config, stage: StageNumbers, numbers: int, copied: bool) -> tuple[int, int]:
-    """Returns the bytes of gradients before and after the last micro-batch."""
+    """Returns the size of gradients before and after the last micro-batch, in bytes."""
     layout, several = config.train.parallelism, passes_of(config) > 1
     ranks, format_ = layout.fsdp * layout.context, FORMATS[config.train.param_dtype]
     after = format_ * numbers // ranks
@@ -236,12 +236,9 @@ def _gradients(config: Config, stage: StageNumbers, numbers: int, copied: bool) 
 
 
 def _copied(config: Config, width: int) -> bool:
-    """Returns whether FSDP copies weights for matmuls, because it gathers or casts them.
-
-    DDP makes no copies.
-    """
+    """Returns whether FSDP copies weights to gather or cast them. DDP never copies them."""
     layout, format_ = config.train.parallelism, FORMATS[config.train.param_dtype]
-    parted = layout.tensor * layout.pipeline > 1  # FSDP then also handles replicas.
+    parted = layout.tensor * layout.pipeline > 1  # FSDP then replaces DDP
     replicas = config.data_parallel > 1 and (width != 4 or parted)
     return layout.fsdp * layout.context > 1 or (
         (width != format_ or replicas) and not casts(config)
@@ -249,9 +246,9 @@ def _copied(config: Config, width: int) -> bool:
 
 
 def _looked_up(config: Config, width: int, stage: StageNumbers) -> int:
-    """Returns the bytes of an embedding's gradient beyond a tensor rank's part.
+    """Returns the size of an embedding's gradient beyond the tensor rank's shard, in bytes.
 
-    DTensor computes the whole gradient and takes a view (torch 2.13).
+    DTensor computes the whole gradient, and the shard is a view of it (torch 2.13).
     """
     part = config.train.parallelism.tensor
     whole = width * config.model.vocab_size * config.model.hidden_size
@@ -261,14 +258,14 @@ def _looked_up(config: Config, width: int, stage: StageNumbers) -> int:
 def _moments(
     config: Config, width: int, stage: StageNumbers, flow: Flow
 ) -> Iterator[tuple[int, ...]]:
-    """Yields the fields of `Memory` at each moment that may be the peak of a step.
+    """Yields the fields of `Memory` at each candidate peak of a step.
 
-    These moments are the loss, the blocks' backward passes, the end of backward, and the update.
+    Candidates are the loss, the blocks' backward passes, the end of backward, and the update.
     """
     held, model = _held(config, width, stage), config.model
     matrix = model.hidden_size * model.intermediate_size // config.train.parallelism.tensor
-    # The output layer's gradient is kept until a pass ends. A block's first gradient is kept until
-    # the block has all its gradients.
+    # The output layer's gradient is held until the pass ends, and a block's first gradient until
+    # all of the block's gradients are computed.
     waiting = width * (stage.output + matrix) if held.reduced else 0
     for gradients, blocks, kept, buffers in _passes(config, width, stage, flow, held, waiting):
         copies = held.copies(blocks)
@@ -276,14 +273,14 @@ def _moments(
     yield held.weights, held.weights, held.moments, 0, 0, _updating(config, stage)
 
 
-# Bytes of gradients, number of gathered blocks, bytes of activations and of other buffers.
+# gradient bytes, number of gathered blocks, activation bytes, bytes of other buffers
 Moment = tuple[int, int, float, float]
 
 
 def _passes(
     config: Config, width: int, stage: StageNumbers, flow: Flow, held: HeldBytes, waiting: int
 ) -> Iterator[Moment]:
-    """Yields the moments before the update. `waiting`: bytes of gradients that are kept longer."""
+    """Yields the candidate peaks before the update. `waiting`: bytes of gradients held longer."""
     kept = stage.under_way * stage.blocks * flow.kept + _exchanged(config, stage) * flow.hidden
     busy = flow.again + flow.work
     if stage.last:
@@ -309,7 +306,7 @@ def _moments_of(config: Config, stage: StageNumbers, numbers: int) -> int:
 
 
 def _updating(config: Config, stage: StageNumbers) -> int:
-    """Returns the bytes of working memory of an optimizer step (engine/optimizers.py)."""
+    """Returns the working memory of an optimizer step, in bytes (engine/optimizers.py)."""
     model, train, layout = config.model, config.train, config.train.parallelism
     shape = (model.hidden_size, model.intermediate_size)
     if OPTIMIZERS[train.optimizer].orthogonal:
@@ -327,8 +324,8 @@ def _updating(config: Config, stage: StageNumbers) -> int:
 def _loss(config: Config, width: int, flow: Flow) -> float:
     """Returns the peak memory of the loss in bytes.
 
-    The peak is either the logits with their gradients, or the gradients of logits, output layer and
-    hidden states.
+    The peak is either the logits and their gradients, or the gradients of the logits, output layer
+    and hidden states.
     """
     family, train, model = FAMILIES[config.model.family], config.train, config.model
     guessed = (
@@ -345,14 +342,14 @@ def _loss(config: Config, width: int, flow: Flow) -> float:
 def _pieces(config: Config, width: int, flow: Flow) -> float:
     """Returns the peak memory of a chunked loss in bytes (models/loss.py, Pieces).
 
-    It consists of one chunk's logits, in fp32 and in the matmul format, and the gradients of output
-    layer and hidden states. After the last chunk, both gradients exist twice: as computed, and as
-    passed to backward.
+    It consists of one chunk's logits, in fp32 and in the matmul dtype, and the gradients of the
+    output layer and hidden states. After the last chunk, both gradients exist twice: as computed,
+    and as passed to backward.
     """
     numbers = config.model.vocab_size * config.model.hidden_size
     logits = LOGITS_BYTES * (1 + (width / FULL if width < FULL else 0))
-    # Each chunk's matmul is cast, but the sum over chunks is not. A CPU therefore first copies the
-    # result to the sum's format.
+    # Each chunk's matmul is cast, but the sum over chunks is not, so a CPU first copies the result
+    # to the sum's dtype.
     layer, product = (FULL, width + FULL) if casts(config) else (width, 0)
     return (
         max(logits + (layer + product) * numbers, 2 * layer * numbers + flow.gradient)
@@ -361,11 +358,11 @@ def _pieces(config: Config, width: int, flow: Flow) -> float:
 
 
 def _exchanged(config: Config, stage: StageNumbers) -> float:
-    """Returns the number of hidden-state buffers that stages keep for sending and receiving.
+    """Returns the number of hidden-state buffers that stages hold for sending and receiving.
 
-    torch.distributed.pipelining allocates a buffer for each tensor that a stage receives in a step.
+    torch.distributed.pipelining allocates one buffer per tensor that a stage receives in a step.
     The interleaved schedule frees sent tensors only at the end of the step (torch 2.13,
-    schedules.py). 1F1B keeps the outputs of micro-batches in flight.
+    schedules.py). 1F1B holds only the outputs of micro-batches in flight.
     """
     layout, received = config.train.parallelism, stage.neighbours * passes_of(config)
     if not received:

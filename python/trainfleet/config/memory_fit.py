@@ -1,8 +1,8 @@
 """Checks whether a run fits in memory, and suggests smaller runs that do.
 
-Estimates are up to 3 % too high, or up to a fifth if a compiler selects activations
-(tests/bench/LOG.md). A run is refused only if it would not fit even after subtracting this error.
-If it barely fits, it is planned with a warning.
+Estimates are up to 3 % too high, or up to a fifth if a compiler selects the activations to save
+(tests/bench/LOG.md). A run is rejected only if it would not fit even with this error subtracted. If
+it barely fits, it is planned with a warning.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from .optimizers import OPTIMIZERS
 from .sizes import count_parameters
 from .types import Config
 
-# Upper bound on the overestimate, with some margin.
+# Maximum ratio of estimated to actual memory, with some margin.
 TOO_HIGH, TOO_HIGH_COMPILED = (1.05, 1.2)
 SHOWN = 4  # maximum number of suggestions
-MOST_TIMES = 64  # maximum multiple of the requested nodes to suggest
+MOST_TIMES = 64  # maximum multiple of the requested node count to suggest
 
 
 @dataclass(frozen=True)
 class Room:
-    """Memory that one or more ranks share.
+    """Memory of one rank, or shared by several.
 
     Attributes:
         bytes: Available memory.
-        of: Scope that shares the memory: a "rank", the ranks of a "node", or "all" ranks.
+        of: Scope of the memory: one "rank", the ranks of a "node", or "all" ranks.
         whose: Owner of the memory, for messages.
     """
 
@@ -45,26 +45,26 @@ class Room:
         return {"rank": 1, "node": config.fleet.ranks_per_node, "all": config.world_size}[self.of]
 
     def wanted(self, config: Config) -> float:
-        """Returns the bytes of this memory that the config needs."""
+        """Returns the memory that the config needs in this scope, in bytes."""
         return memory_of(config, is_half(config)).total * self.ranks(config)
 
     def holds(self, config: Config) -> bool:
-        """Returns whether the config may fit."""
-        # With full recomputation, a block keeps only its input, compiled or not.
+        """Returns whether the config might fit, given the estimate's error."""
+        # With full recomputation, a block saves only its input, compiled or not.
         kept = config.train.compile and config.train.activation_checkpointing != "full"
         compiled = kept or is_xla(config)
         return self.wanted(config) <= (TOO_HIGH_COMPILED if compiled else TOO_HIGH) * self.bytes
 
 
 def device_room(config: Config) -> Room | None:
-    """Returns the memory of a rank's accelerator, or None if it has no known accelerator."""
+    """Returns the memory of a rank's accelerator, or None if the accelerator is unknown."""
     device = config.fleet.rank_device
     return Room(device.memory_gib * 2**30, "rank", f"a {device.name}") if device else None
 
 
 def lack(config: Config, room: Room) -> tuple[str, str] | None:
-    """Returns the key and message for a run that can't fit, with suggestions, or None if it may
-    fit.
+    """Returns the key and error message, with suggestions, if a run can't fit. Returns None if it
+    might.
     """
     if room.holds(config):
         return None
@@ -84,8 +84,8 @@ def lack(config: Config, room: Room) -> tuple[str, str] | None:
 
 
 def smaller(config: Config, room: Room) -> Iterator[tuple[str, Config]]:
-    """Yields smaller runs as text for SET or a make variable and as a config, smallest change
-    first.
+    """Yields smaller runs, smallest change first. Each is a pair of the make variables or SET keys
+    to change and the resulting config.
     """
     train, ways, least = config.train, config.data_parallel, smallest(config)
     if train.micro_batch_size > least:
@@ -106,7 +106,7 @@ def smaller(config: Config, room: Room) -> Iterator[tuple[str, Config]]:
 
 
 def _wider(config: Config) -> Iterator[tuple[str, Config]]:
-    """Yields configs with more nodes, and the state sharded over all of them."""
+    """Yields configs with more nodes and the state sharded across all of them."""
     times, layout = 2, config.train.parallelism
     while times <= MOST_TIMES and layout.pipeline == 1:
         more = replace(config, fleet=replace(config.fleet, nodes=times * config.fleet.nodes))
@@ -158,7 +158,7 @@ def _works(config: Config, room: Room) -> bool:
 def checkpoint_bytes(config: Config) -> int:
     """Returns the size of one checkpoint (weights and optimizer moments) in bytes.
 
-    Treats all weights as block matrices, because most of them are.
+    Counts all weights as block matrices, because most of them are.
     """
     copies = 1 + OPTIMIZERS[config.train.optimizer].moments
     return FORMATS[config.train.param_dtype] * count_parameters(config.model) * copies

@@ -14,7 +14,7 @@ class Optimizer(NamedTuple):
         made_by: Dotted name of a function that takes engine.optimizer.Making.
         moments: State elements per parameter in block matrices.
         others: State elements per other parameter.
-        whole: Whether an update depends on the whole matrix, even if ranks hold slices.
+        whole: Whether an update depends on the whole matrix, even if it is sharded across ranks.
         orthogonal: Whether updates of block matrices are orthogonalized.
         formats: Supported values of train.param_dtype.
         xla: Dotted name of the class for NxD Core's optimizer, or "" if there is no such class.

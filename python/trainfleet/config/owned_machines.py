@@ -1,6 +1,6 @@
 """Resolves and validates fleet.accelerator, which describes machines without an EC2 instance type.
 
-Unset keys are filled from Slurm's gres or with usual values.
+Unset keys are filled from Slurm's gres, or else with typical values.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ GPUS = re.compile(
     r"(?:gres/)?gpu(?:[:=]([A-Za-z][A-Za-z0-9_.-]*))?(?:[:=]([0-9]{1,4}))?(?:\([^)]*\))?"
 )
 LOOK = "make doctor inspects the nodes and prints the keys to set"
-# maximum ratio between specified and usual memory; beyond it, the name must be wrong
+# maximum ratio between specified and typical memory; beyond it, the name is assumed to be wrong
 FURTHEST = 3.0
 
 
 @dataclass(frozen=True)
 class Gpus:
-    """GPUs in a Slurm gres: the cluster's name for them, and the number per node."""
+    """GPUs in a Slurm gres: the cluster's name for their type, and the number per node."""
 
     type: str
     count: int
 
 
 def expand(text: str) -> Values:
-    """Expands a short form of fleet.accelerator, such as `8xH100` or `h100`, to its keys."""
+    """Expands a shorthand for fleet.accelerator, such as `8xH100` or `h100`, to its keys."""
     match = SHORT.fullmatch(text)
     if match is None:
         return {"name": text}
@@ -62,7 +62,7 @@ def gpus_of(gres: str | None) -> Gpus | None:
 
 
 def node_type_of(fleet: Values) -> node_types.NodeType | None:
-    """Returns the node type of a fleet that has not yet been converted to a dataclass."""
+    """Returns the node type of a fleet that is still a dict."""
     if fleet["instance_type"] is not None:
         return node_types.instance(fleet["instance_type"])
     return fit(Devices, fleet["accelerator"]).node_type if fleet["accelerator"] else None
@@ -71,7 +71,7 @@ def node_type_of(fleet: Values) -> node_types.NodeType | None:
 def settle(fleet: Values, here: bool) -> Rows:
     """Fills the accelerator's unset keys in place, and yields (key, value, reason) for each.
 
-    `here` means that this machine is the fleet.
+    `here` means that this machine simulates the fleet.
     """
     gres, gpus = fleet["slurm"]["gres"], gpus_of(fleet["slurm"]["gres"])
     if fleet["accelerator"] is None:
@@ -177,7 +177,7 @@ def check(config: Config) -> Refusals:
 
 
 def untold(fleet: Fleet) -> tuple[str, str]:
-    """Returns the key and message for a fleet that does not specify its devices."""
+    """Returns the key and error message for a fleet that does not specify its devices."""
     if fleet.device != "cuda":
         which = "so set the type of the nodes, such as trn1.32xlarge"
         return "fleet.instance_type", f"null: fleet.platform is {fleet.platform}, {which}"
@@ -199,7 +199,7 @@ def untold(fleet: Fleet) -> tuple[str, str]:
 
 
 def unknown(name: str) -> str:
-    """Returns the message for an unknown accelerator name.
+    """Returns the error message for an unknown accelerator name.
 
     Recognizes EC2 instance types, unsupported devices and typos.
     """
@@ -212,7 +212,7 @@ def unknown(name: str) -> str:
 
 
 def instead(name: str) -> str:
-    """Returns what to set instead if an invalid instance type names an accelerator, or ""."""
+    """Suggests the right key if an invalid instance type names an accelerator, or returns ""."""
     own = expand(name)
     row = find_accelerator(own["name"])
     known = node_types.INSTANCE_TYPES

@@ -1,9 +1,8 @@
 """Loads platforms: packages that add a device type, model parallelism and a checkpoint format.
 
-A package registers its platform as an entry point in the group `trainfleet.platforms`. Our own
-platforms are listed in this module, because a checkout, or the code that is sent to hosts, has no
-package metadata. Also parses the FORMAT of `make export`: a Hugging Face folder or NxD Core's
-layout.
+Packages register platforms as entry points in the group `trainfleet.platforms`. Built-in platforms
+are listed here, because neither a checkout nor the code copied to hosts has package metadata. Also
+parses the FORMAT of `make export`: a Hugging Face folder or NxD Core's layout.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ FORMAT = re.compile(
 
 
 def degrees(form: str) -> Degrees | None:
-    """Returns the tensor and pipeline degrees in a FORMAT, or None for a Hugging Face folder.
+    """Parses the tensor and pipeline degrees in a FORMAT. Returns None for a Hugging Face folder.
 
-    Omitted degrees are returned as None.
+    Returns None for each omitted degree.
 
     Raises:
-        ValueError: the format does not exist.
+        ValueError: the format is unknown.
     """
     found = FORMAT.fullmatch(form)
     if not found:
@@ -56,7 +55,7 @@ def require_new(out: Path) -> None:
 
 
 def loading(form: str, out: Path) -> str:
-    """Returns instructions for loading an export, to print after `next:`."""
+    """Returns instructions for loading an export, to be printed after `next:`."""
     if degrees(form) is None:
         return f"load it with transformers' from_pretrained({str(out)!r})"
     return f"load it with nxd.load_checkpoint({str(out)!r}, model=model) or train.init_from: {out}"
@@ -86,7 +85,7 @@ class Platform(Protocol):
     def arrange(self, config: Config, world: Any) -> Any:
         """Returns this rank's part of the model and its optimizer (engine.parallel.Parts).
 
-        Collective: all ranks must call it.
+        Collective: every rank must call it.
         """
         ...
 
@@ -99,7 +98,7 @@ class Platform(Protocol):
         ...
 
     def require_readable(self, checkpoint: Path) -> None:
-        """Raises RunError if a checkpoint file has an invalid format. Reads no weights."""
+        """Raises RunError if a checkpoint file's format is invalid. Reads no weights."""
         ...
 
     def described(self, checkpoint: Path) -> list[Path]:
@@ -107,10 +106,10 @@ class Platform(Protocol):
         ...
 
     def load(self, checkpoint: Path, shape: Model, sizes: Any) -> Any:
-        """Returns a checkpoint's weights under our names, for the names in `sizes`.
+        """Returns the checkpoint's weights named in `sizes`, under our names.
 
         Raises:
-            RunError: weights are missing; the message contains their names.
+            RunError: weights are missing; the message lists them.
         """
         ...
 
@@ -137,7 +136,7 @@ def named(name: str) -> Platform:
     module, _, found = path.partition(":")
     try:
         platform: Platform = getattr(import_module(module), found)()
-    except Exception as error:  # a third-party module may raise any exception
+    except Exception as error:  # third-party modules may raise anything
         why = str(error) if path else f"no installed package has this entry point of {GROUP}"
         raise RunError(
             f"the platform {name} can't be loaded",
@@ -153,18 +152,18 @@ def names() -> list[str]:
 
 
 def devices() -> dict[str, Platform]:
-    """Returns all platforms by the device type that they add."""
+    """Returns all platforms by device type."""
     return {named(name).device: named(name) for name in names()}
 
 
 def opening(kind: str) -> Callable[[int], Any] | None:
-    """Returns the function that opens this type of device, or None if no platform supports it."""
+    """Returns the function that opens devices of this type, or None if no platform adds it."""
     platform = devices().get(kind)
     return platform.open if platform else None
 
 
 def arrange(kind: str, config: Config, world: Any) -> Any:
-    """Returns this rank's part of the model, as built by the platform for this type of device."""
+    """Returns this rank's part of the model, built by the device type's platform."""
     return devices()[kind].arrange(config, world)
 
 
@@ -178,7 +177,7 @@ def checkpoint_at(address: str) -> tuple[str, Path] | None:
 
 
 def _known() -> dict[str, str]:
-    """Returns the class of each platform by name, for installed packages and our own platforms."""
+    """Returns the class of each installed and built-in platform, by name."""
     from importlib.metadata import entry_points  # this import takes 14 ms
 
     return {entry.name: entry.value for entry in entry_points(group=GROUP)} | OURS

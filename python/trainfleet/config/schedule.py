@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 from .types import Config, Refusals, Train
 
-LEAST_RATIO = 0.001  # minimum ratio; smaller values must be absolute rates, as in other programs
+# minimum ratio; smaller values are assumed to be absolute rates, as in other programs
+LEAST_RATIO = 0.001
 
 
 def learning_rate(train: Train, step: int) -> float:

@@ -23,12 +23,12 @@ from .yaml_lines import Key, YamlDocument, dotted
 SYNONYMS = Path(__file__).with_name("synonyms.yaml")
 VALUE_SYNONYMS = Path(__file__).with_name("value_synonyms.yaml")
 GUESSES = 20  # maximum suggestions per group of keys; each takes a millisecond
-# YAML 1.2 values, and the words for them in other languages and YAML 1.1.
+# YAML 1.2 values, and their spellings in YAML 1.1 and other languages.
 WORDS: dict[str, dict[str, tuple[str, ...]]] = {
     "null": {"null": ("none", "nil")},
     "boolean": {"true": ("yes", "on", "y"), "false": ("no", "off", "n")},
 }
-# Limits of numbers, with their words in messages.
+# schema keywords for numeric bounds, and their wording in messages
 BOUNDS = {
     "minimum": "at least",
     "exclusiveMinimum": "greater than",
@@ -36,10 +36,10 @@ BOUNDS = {
     "exclusiveMaximum": "less than",
 }
 BACKEND = ("fleet", "backend")  # installed packages can add values
-# Schema violation: the key, the violated rule, the value, and the part of the schema with the rule.
+# Schema violation: the key, the violated rule, the value, and the subschema that contains the rule.
 Fault = tuple[Key, str, Any, Schema]
 Names = tuple[str, ...]  # path of a known key
-# Characters to strip around a number, except a multiplier such as k.
+# characters to strip from a number, except a multiplier such as k
 AROUND = r"[_$']+|[\s,](?=\d{3}\b)|(?<=\d)\s*(?![kmbgt]$)[a-z]+$"
 
 
@@ -58,7 +58,7 @@ def is_group(part: Schema) -> bool:
 
 
 def walk(schema: Schema, prefix: Names = ()) -> Iterator[tuple[Names, Schema]]:
-    """Yields every key with its part of the schema, in schema order, parents first."""
+    """Yields every key with its subschema, in schema order, parents first."""
     for name, part in schema.get("properties", {}).items():
         yield (*prefix, name), part
         if is_group(part):
@@ -66,7 +66,7 @@ def walk(schema: Schema, prefix: Names = ()) -> Iterator[tuple[Names, Schema]]:
 
 
 def fill(value: dict[str, Any], schema: Schema) -> dict[str, Any]:
-    """Returns the config with defaults for all missing keys."""
+    """Returns the config with missing keys set to their defaults."""
     filled = {}
     for name, part in schema["properties"].items():
         given = value.get(name, copy.deepcopy(part.get("default")))
@@ -93,7 +93,7 @@ def check(document: YamlDocument) -> Iterator[tuple[Key, Problem]]:
 
 
 def faults(value: Any, part: Schema, key: Key = ()) -> Iterator[Fault]:
-    """Yields every rule that a value violates, at all levels, with JSON Schema semantics.
+    """Yields every rule that a value violates, at any depth, with JSON Schema semantics.
 
     A test compares the results with the jsonschema package.
     """
@@ -129,9 +129,8 @@ def _is(value: Any, name: str) -> bool:
 def _when(
     kind: type | tuple[type, ...], holds: Callable[[Any, Any], bool]
 ) -> Callable[[Any, Any], bool]:
-    """Wraps a rule so that it applies only to values of one type.
-
-    All JSON Schema rules work that way, except `type`, `enum` and `anyOf`.
+    """Restricts a rule to values of one type, as in all JSON Schema rules except `type`, `enum` and
+    `anyOf`.
     """
     return lambda value, wanted: (
         not isinstance(value, kind) or isinstance(value, bool) or holds(value, wanted)
@@ -183,7 +182,7 @@ def explain(key: Key, rule: str, got: Any, part: Schema) -> Iterator[tuple[Key, 
         for name in sorted(set(part[rule]) - set(got)):
             yield (name,), f"is missing; a config needs the key {name!r}"
     elif part.get("writeOnly") and rule in ("type", "pattern"):
-        # The value of a writeOnly key may be a secret, so its messages do not show it.
+        # a writeOnly value may be a secret, so messages don't show it
         form = show(part["examples"][0])
         yield (
             (),
@@ -194,7 +193,7 @@ def explain(key: Key, rule: str, got: Any, part: Schema) -> Iterator[tuple[Key, 
 
 
 def _inside(name: str, group: dict[str, Any]) -> Iterator[tuple[Key, str]]:
-    """Yields the violations in a top-level group with a wrong name, as if its name were right."""
+    """Yields the violations in a misspelled top-level group, as if its name were correct."""
     meant = next(_candidates((name,), list(load_schema()["properties"])), ())
     part = dict(walk(load_schema())).get(meant, {})
     for place, *fault in faults(group, part, meant) if is_group(part) else ():
@@ -257,13 +256,13 @@ MESSAGES: dict[str, Callable[[Key, Any, Schema], str]] = {
 
 
 def _written(schema: Schema) -> str:
-    """Describes the format of a text value by the schema's examples, or by its pattern."""
+    """Describes a string's format by the schema's examples, or else by its pattern."""
     examples = ", ".join(map(show, schema.get("examples", ())))
     return f"write it like {examples}" if examples else f"it must match {schema['pattern']}"
 
 
 def nearly(part: Schema, got: Any, key: str) -> str:
-    """Suggests what a value of the wrong type was probably meant to be, or returns ""."""
+    """Suggests a fix for a value of the wrong type, or returns ""."""
     word = got.strip().lower() if isinstance(got, str) else ""
     types = {part["type"]} if isinstance(part["type"], str) else set(part["type"])
     if got is None:
@@ -280,7 +279,7 @@ def nearly(part: Schema, got: Any, key: str) -> str:
 
 
 def _group_meant(part: Schema, word: str, got: Any) -> str:
-    """Suggests how to write a group of keys for which another value was given, or returns ""."""
+    """Suggests how to write a group of keys that has another value, or returns ""."""
     if parted := re.fullmatch(r"([a-z_]+):(\S.*)", word):
         return f"; add a space: {parted[1]}: {parted[2]}"
     if part["type"] != "object":
@@ -323,10 +322,10 @@ def _types(rule: str | list[str]) -> str:
 
 
 def suggest_key(key: Names, schema: Schema) -> str:
-    """Suggests the key that was probably meant by an unknown key.
+    """Suggests a known key for an unknown one.
 
-    Considers typos, names in other programs, and keys of other groups. Otherwise lists the known
-    keys of the group.
+    Considers typos, other programs' names and keys in other groups. Otherwise, lists the group's
+    known keys.
     """
     if key[-1] == "<<":
         return "; YAML merge keys are not supported; write out the keys"
@@ -349,7 +348,7 @@ def _suggestion(key: Names, siblings: list[str]) -> str:
 
 
 def _ratio(guess: str, rate: Any, siblings: dict[str, Any]) -> str:
-    """Returns a rate as a fraction of the peak rate, for a suggestion of min_lr_ratio, or ""."""
+    """Converts a rate to a fraction of the peak, if min_lr_ratio was suggested, or returns ""."""
     peak = siblings.get("learning_rate")
     if "min_lr_ratio?" in guess and isinstance(rate, float) and isinstance(peak, float):
         return f"; {rate:g} / {peak:g} is {rate / peak:.3g}" if 0 < rate < peak else ""
@@ -360,7 +359,7 @@ def _ratio(guess: str, rate: Any, siblings: dict[str, Any]) -> str:
 def _meanings() -> dict[Names, str]:
     """Returns the first sentence of each key's description.
 
-    Suggestions quote it, because a similar key in another program may have a different unit.
+    Suggestions quote it, because another program's key may use a different unit.
     """
     return {
         path: part["description"].partition(". ")[0].rstrip(".")
@@ -369,7 +368,7 @@ def _meanings() -> dict[Names, str]:
 
 
 def _exact(form: str, here: Names) -> Iterator[Names]:
-    """Yields the keys with this name, in other programs too, those in the same group first."""
+    """Yields the keys with this name, here or in other programs, starting with the same group."""
     named = [path for path, _ in walk(load_schema()) if form in (path[-1], dotted(path))]
     yield from sorted(
         [*named, *synonyms().get(form, ())],
@@ -381,13 +380,14 @@ def _exact(form: str, here: Names) -> Iterator[Names]:
 def _alike(form: str, names: list[str]) -> Iterator[str]:
     bare = form.replace("_", "")
     yield from (name for name in names if name.replace("_", "") == bare)
-    if len(form) > 3:  # for example, queues for queue
+    if len(form) > 3:  # such as queues for queue
         yield from (name for name in names if spelling.distance(form, name) <= 1)
 
 
 def _candidates(key: Names, siblings: list[str]) -> Iterator[Names]:
-    """Yields paths of known keys, the likeliest first. An exact name in any group takes precedence
-    over a similar name.
+    """Yields the paths of known keys that may have been meant, likeliest first.
+
+    An exact name in any group takes precedence over a typo.
     """
     form, here = spelling.plain(key[-1]), key[:-1]
     yield from ((*here, name) for name in _alike(form, siblings))
@@ -407,7 +407,7 @@ def _candidates(key: Names, siblings: list[str]) -> Iterator[Names]:
 def key_named(word: str) -> str:
     """Returns the full path of the key with this name, or "".
 
-    If several keys match, keys of train come first, then keys of model.
+    If several match, prefers keys in train, then in model.
     """
     found = [
         dotted(path)
@@ -426,8 +426,8 @@ def key_named(word: str) -> str:
 
 
 def _parts(form: str, paths: list[Names]) -> Iterator[Names]:
-    """Yields the keys whose names are a whole word in `form`, such as seed in seed_value, then
-    those whose names contain `form`.
+    """Yields keys whose name is a whole word in `form`, such as seed for seed_value, then those
+    with `form` as a whole word in their name.
     """
     yield from (path for path in paths if len(path[-1]) > 3 and f"_{path[-1]}_" in f"_{form}_")
     if len(form) > 3:
@@ -436,7 +436,7 @@ def _parts(form: str, paths: list[Names]) -> Iterator[Names]:
 
 @cache
 def synonyms() -> dict[str, list[Names]]:
-    """Maps key names of other trainers to our keys."""
+    """Maps other trainers' key names to our keys."""
     found: dict[str, list[Names]] = {}
     for key, words in read_table(SYNONYMS).items():
         for word in words:

@@ -1,4 +1,4 @@
-"""Counts a model's parameters and FLOPs per token. Tests compare the formulas with the modules."""
+"""Counts a model's parameters and FLOPs per token. Tests check the formulas against the modules."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ def count_parameters(model: Model) -> int:
 
 
 def flops_per_token(model: Model, sequence_length: int) -> float:
-    """Returns the FLOPs of training on one token: 6 per matrix parameter it uses, plus attention.
+    """Returns the training FLOPs per token: 6 per matrix parameter in use, plus attention.
 
-    One multiply-add in the forward pass and two in the backward pass make 6 FLOPs. Embedding
-    lookups need none. In a masked model, the output layer processes only masked tokens. Attention
-    scores and their use need 12 x layers x length x width (Chowdhery et al. 2022, PaLM,
+    The 6 FLOPs are one multiply-add in the forward pass and two in the backward pass. Embedding
+    lookups count as none. In a masked model, the output layer processes only masked tokens.
+    Attention takes 12 x layers x length x width (Chowdhery et al. 2022, PaLM,
     arXiv:2204.02311, appendix B), or half of that in a causal model. Recomputation is not counted.
     """
     family = FAMILIES[model.family]
@@ -98,7 +98,7 @@ def flops_per_token(model: Model, sequence_length: int) -> float:
 def flops_in_words(model: Model) -> str:
     """Describes the FLOP formula in one line.
 
-    MFUs are comparable only if the formula is known, and other programs seldom state theirs.
+    MFUs are comparable only if their formulas are known, which other programs seldom state.
     """
     causal = FAMILIES[model.family].causal
     attention = (
@@ -124,7 +124,7 @@ def _block(model: Model) -> int:
 
 
 def _normed(model: Model) -> int:
-    """Returns the number of gains in the query and key norms."""
+    """Returns the number of parameters in the query and key norms."""
     heads = {"": 0, "head": 2, "all": model.heads + model.kv_heads}[FAMILIES[model.family].normed]
     return heads * model.head_features
 
@@ -135,9 +135,8 @@ def _transform(model: Model) -> int:
 
 
 def _pooler(model: Model) -> int:
-    """Returns the number of parameters in the matrices of the pooler.
-
-    The pooler predicts whether text B follows text A.
+    """Returns the number of parameters in the matrices of the pooler, which predicts whether text B
+    follows text A.
     """
     return (
         model.hidden_size**2 + 2 * model.hidden_size
@@ -147,9 +146,9 @@ def _pooler(model: Model) -> int:
 
 
 def look_ups(model: Model) -> int:
-    """Returns the number of parameters in learned positions and segments.
+    """Returns the number of parameters in learned position and segment embeddings.
 
-    Every tensor rank has a full copy of them.
+    Every tensor rank has a full copy.
     """
     family = FAMILIES[model.family]
     positions = 0 if family.rotary else model.max_position_embeddings + family.positions_from
@@ -157,10 +156,8 @@ def look_ups(model: Model) -> int:
 
 
 def _head_vectors(model: Model) -> int:
-    """Returns the number of parameters in the vectors of the last part.
-
-    These are the last norm and, in an encoder, the biases of the square matrix, output layer and
-    pooler.
+    """Returns the number of vector parameters in the last part: the final norm and, in an encoder,
+    the biases of the transform, output layer and pooler.
     """
     family, width = FAMILIES[model.family], model.hidden_size
     pooler = width + 2 if family.objective == "pairs" else 0

@@ -1,10 +1,10 @@
-"""Predicts a step's time by part: compute, memory traffic, communication and idle time.
+"""Predicts step time, broken down into compute, memory traffic, communication and idle time.
 
-The model follows a rank's micro-batch through its stage. It adds up matmuls, attention,
-memory-bound operations, kernel launches and the layout's collectives over each group's links. The
-efficiency of matmuls depends on their size. It then adds the pipeline bubble, the optimizer, and
-the gradient exchange that is not overlapped with compute. The constants were fitted to published
-numbers (tests/bench/fit_planner.py lists them). Sources are cited at each part.
+The model follows a micro-batch through a rank's stage. It sums the time of matmuls, attention,
+memory-bound operations, kernel launches and the layout's collectives over each group's links.
+Matmul efficiency depends on matrix size. It then adds the pipeline bubble, the optimizer update and
+the gradient exchange that does not overlap with compute. Constants are fitted to published results,
+which tests/bench/fit_planner.py lists. Each part cites its sources.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from .step_work import FITTED, Constants, DeviceSpeed, HostOverheads, Work
 
 # Latency in seconds per ring step, inside a node and between nodes (NCCL 2.30, tuning.cc, Simple).
 HOP, HOP_OUTSIDE = (3.4e-6, 14e-6)
-# Sizes of matmuls must be multiples of this for 16-byte loads in two-byte formats (NVIDIA's Matrix
+# Matrix dimensions must be multiples of this for 16-byte loads of two-byte dtypes (NVIDIA's Matrix
 # Multiplication Background guide).
 ALIGNED = 8
-# Head sizes of FlashAttention's kernels (static_switch.h). Others are padded to the next one.
+# Head sizes of FlashAttention's kernels (static_switch.h). Others are padded to the next size.
 HEADS = (32, 64, 96, 128, 160, 192, 256)
-# Work relative to a forward pass. The backward pass computes gradients of inputs and of weights.
+# Work relative to a forward pass. The backward pass computes input and weight gradients.
 FORWARD, BACKWARD = (1.0, 2.0)
 
 
-# Parts of a step that are corrected together (engine/timing.py).
+# phases of a step, each corrected as a whole (engine/timing.py)
 GROUPS = {
     "products": ("products",),
     "attention": ("attention",),
@@ -41,9 +41,7 @@ GROUPS = {
 
 @dataclass(frozen=True)
 class StepTime:
-    """Time of a step by part, in seconds. Communication counts only if it does not overlap with
-    compute.
-    """
+    """Step time by part, in seconds. Communication that overlaps with compute is not counted."""
 
     products: float
     attention: float
@@ -63,20 +61,17 @@ class StepTime:
         return float(sum(vars(self).values()))
 
     def corrected(self, factors: Mapping[str, float]) -> StepTime:
-        """Returns the step time with each group of parts (GROUPS) multiplied by its factor.
-
-        Groups without a factor are unchanged.
-        """
+        """Returns the step time with each phase (GROUPS) scaled by its factor, by default 1."""
         of = {name: factors.get(group, 1.0) for group, names in GROUPS.items() for name in names}
         return StepTime(**{name: seconds * of[name] for name, seconds in vars(self).items()})
 
     def group(self, name: str) -> float:
-        """Returns the total time of a group of parts, in seconds."""
+        """Returns the time of a phase (GROUPS), in seconds."""
         return float(sum(getattr(self, part) for part in GROUPS[name]))
 
     @property
     def linked(self) -> float:
-        """Returns the total time of exchange between ranks, in seconds."""
+        """Returns the total communication time, in seconds."""
         return self.group("exchange") + self.gradients
 
     def limit(self) -> str:
@@ -84,11 +79,11 @@ class StepTime:
         return max(vars(self), key=vars(self).__getitem__)
 
 
-Rank = tuple[Work, DeviceSpeed, Constants]  # what a rank's times depend on
+Rank = tuple[Work, DeviceSpeed, Constants]  # inputs of a rank's times
 
 
 def step_of(work: Work, device: DeviceSpeed, constants: Constants = FITTED) -> StepTime:
-    """Predicts the time of one optimizer step of `work` on `device`."""
+    """Predicts the time of one optimizer step."""
     at, c, layers = (work, device, constants), constants, ceil(work.layers / work.pipeline)
     again = {"none": 0.0, "selective": c.selective, "full": c.full}[work.recompute]
     products, attention, traffic = _computing(at, layers, again)
@@ -107,7 +102,7 @@ def step_of(work: Work, device: DeviceSpeed, constants: Constants = FITTED) -> S
 
 
 def _slowed(at: Rank) -> float:
-    """Returns the slowdown of all ranks together, because the slowest sets the pace."""
+    """Returns the slowdown factor due to stragglers and, on Neuron, to pipelining whole graphs."""
     work, device, c = at
     slow = 1 + c.spread * log2(max(1.0, work.world / device.joined))
     return slow * c.staged if work.pipeline > 1 and not device.kernels else slow
@@ -115,17 +110,19 @@ def _slowed(at: Rank) -> float:
 
 def _computing(at: Rank, layers: int, again: float) -> tuple[float, float, float]:
     """Returns the time of a micro-batch's matmuls, attention and memory-bound operations, in
-    seconds. `again`: the repeated fraction of a forward pass.
+    seconds.
+
+    `again` is the fraction of a forward pass that is recomputed.
     """
     work, device, _ = at
     times, block, head = FORWARD + BACKWARD + again, _block(at), _head(at)
-    whole = work.pipeline == 1 or work.even  # the output layer is extra work on one stage
-    # Engines balance the output layer against blocks. The slowest stage therefore has only half of
-    # the output layer's time in addition to its blocks.
+    whole = work.pipeline == 1 or work.even  # all of the output layer is extra work
+    # Otherwise, engines offset the output layer with fewer blocks. The slowest stage is assumed to
+    # spend only half of the output layer's time in addition to its blocks.
     share = 1.0 if whole else (layers * block + head / 2) / (layers * block)
     products = layers * block * times * share + (head * (FORWARD + BACKWARD) if whole else 0.0)
-    # Full recomputation repeats all of attention, because it only skips a block's last matmul. For
-    # selective recomputation, engines differ.
+    # Full recomputation repeats all of attention, because it skips only a block's last matmul.
+    # Engines differ in selective recomputation.
     repeated = 1.0 if work.recompute == "full" else min(1.0, 4 * again)
     attention = layers * _attention(at) * (FORWARD + 2.5 + repeated)
     loss = _loss(work, device) if whole else 0.0
@@ -133,18 +130,18 @@ def _computing(at: Rank, layers: int, again: float) -> tuple[float, float, float
 
 
 def _idle(at: Rank, one: float) -> float:
-    """Returns the pipeline bubble in seconds, if a micro-batch takes `one` second per stage."""
+    """Returns the pipeline bubble, in seconds. `one` is a micro-batch's time per stage."""
     work, device, c = at
-    ending = 0.0  # time of the output layer, which only the last stage has
+    ending = 0.0  # time of the output layer, which only the last stage runs
     if work.even:
         ending = _head(at) * (FORWARD + BACKWARD) + _loss(work, device)
     return c.bubble * (one - ending) * (work.pipeline - 1) / work.interleave
 
 
 def _product(at: Rank, size: tuple[float, float], format_: str) -> float:
-    """Returns the time to multiply a micro-batch's tokens by one matrix, in seconds.
+    """Returns the time of a matmul of a micro-batch's tokens with one matrix, in seconds.
 
-    Thin matmuls do not reach peak throughput.
+    Small dimensions reduce its throughput.
     """
     work, device, c = at
     inputs, outputs = size
@@ -171,14 +168,14 @@ def _head(at: Rank) -> float:
 
 
 def _beside(format_: str) -> str:
-    """Returns the number format of attention and of matmuls outside blocks."""
+    """Returns the dtype of attention and of matmuls outside blocks."""
     return "bf16" if format_ == "fp8" else format_
 
 
 def _launches(at: Rank, blocks: float, computing: float) -> float:
     """Returns the launch overhead per micro-batch that does not overlap with compute, in seconds.
 
-    `blocks`: the micro-batch's work, in forward passes of one block.
+    `blocks` is the micro-batch's work, in forward passes of one block.
     """
     work, device, c = at
     called = blocks * c.kernels * (0.6 if work.fused else 1.0)
@@ -194,9 +191,9 @@ def _launches(at: Rank, blocks: float, computing: float) -> float:
 
 
 def _attention(at: Rank) -> float:
-    """Returns the forward time of a block's attention in seconds.
+    """Returns the forward time of a block's attention, in seconds.
 
-    Attention takes 4 x length x width FLOPs per token, or half of that if causal.
+    Attention takes 4 x length x width FLOPs per token, or half as many if causal.
     """
     work, device, c = at
     seen = 0.5 if work.causal and work.flash else 1.0
@@ -215,7 +212,7 @@ def _attention(at: Rank) -> float:
 
 
 def _attended(work: Work, host: HostOverheads, scores: float) -> float:
-    """Returns the bytes that a host moves in attention's forward pass."""
+    """Returns the memory traffic of attention's forward pass on a host, in bytes."""
     features = work.tokens * work.queries / work.tensor
     spilled = 2 if 4 * work.length**2 > host.cache else 1
     bytes_ = host.dropped * spilled * scores * work.dropped
@@ -223,12 +220,12 @@ def _attended(work: Work, host: HostOverheads, scores: float) -> float:
 
 
 def padded(head: float) -> float:
-    """Returns the head size that attention's kernels compute for a head size."""
+    """Returns the kernel head size to which a head is padded."""
     return next((size for size in HEADS if head <= size), head)
 
 
 def _traffic(at: Rank) -> float:
-    """Returns the forward time of a block's memory-bound operations in seconds.
+    """Returns the forward time of a block's memory-bound operations, in seconds.
 
     These are norms, activation functions, residuals and copies.
     """
@@ -243,9 +240,9 @@ def _traffic(at: Rank) -> float:
 
 
 def _loss(work: Work, device: DeviceSpeed) -> float:
-    """Returns the time for the vocabulary softmax and its gradient, in seconds.
+    """Returns the time of the softmax over the vocabulary and its gradient, in seconds.
 
-    Both make several passes over the fp32 logits.
+    Both pass over the fp32 logits several times.
     """
     bytes_ = device.host.logits if device.host else 6 * 4
     return bytes_ * work.tokens * work.predicted * work.vocabulary / work.tensor / device.memory
@@ -261,7 +258,7 @@ def _link(device: DeviceSpeed, c: Constants, ranks: int, stride: int) -> tuple[f
     if ranks * stride <= device.joined:
         wires = 2 if stride < device.side < ranks * stride else 1
         return device.inside * wires * c.ring, c.latency * log2(max(2, ranks))
-    # Ranks of the group per node. Each adds its share of the network.
+    # ranks of the group per node, each of which adds its share of the network bandwidth
     together = max(1, device.joined // stride)
     inside, outside = device.inside * c.ring, together * device.outside * c.ring_outside
     rate = outside if together == 1 else 1 / (1 / inside + 1 / outside)
@@ -269,9 +266,9 @@ def _link(device: DeviceSpeed, c: Constants, ranks: int, stride: int) -> tuple[f
 
 
 def _around(device: DeviceSpeed, ranks: int, stride: int) -> float:
-    """Returns the time until the first element has passed around a ring, in seconds.
+    """Returns the ring latency of an all-gather or reduce-scatter, in seconds.
 
-    All-gather and reduce-scatter have no tree algorithm (NCCL, tuning.cc).
+    NCCL has no tree algorithm for them (tuning.cc).
     """
     if not device.kernels:
         return 0.0
@@ -284,7 +281,7 @@ def _around(device: DeviceSpeed, ranks: int, stride: int) -> float:
 
 
 def _tensor(at: Rank) -> float:
-    """Returns the tensor-parallel communication time of a block per pass, in seconds.
+    """Returns a block's tensor-parallel communication time per pass, in seconds.
 
     A forward or backward pass needs two all-gathers and two reduce-scatters (arXiv:2205.05198).
     """
@@ -297,9 +294,8 @@ def _tensor(at: Rank) -> float:
 
 
 def _context(at: Rank, block: float) -> float:
-    """Returns the time to exchange a block's keys and values across context ranks, in seconds.
-
-    The part that overlaps with attention is not counted.
+    """Returns the non-overlapped time to exchange a block's keys and values across context ranks,
+    in seconds.
     """
     work, device, c = at
     if work.context == 1:
@@ -313,7 +309,7 @@ def _context(at: Rank, block: float) -> float:
 def _shards(at: Rank, computing: float) -> tuple[float, float]:
     """Returns the non-overlapped time to exchange weights and gradients, in seconds.
 
-    The first value is per micro-batch, and the second per step.
+    The first value is per micro-batch, the second per step.
     """
     work, _, _ = at
     if work.data * work.context == 1:
@@ -324,8 +320,8 @@ def _shards(at: Rank, computing: float) -> tuple[float, float]:
 
 
 def _gathered(at: Rank, computing: float) -> float:
-    """Returns the time per micro-batch if weights are gathered in both passes, and gradients are
-    reduced.
+    """Returns the time per micro-batch to gather weights in both passes and to reduce gradients
+    (ZeRO 3).
     """
     work, device, c = at
     group = work.data * work.context
@@ -341,26 +337,24 @@ def _gathered(at: Rank, computing: float) -> float:
 
 
 def _reduced(at: Rank, computing: float) -> float:
-    """Returns the time per step to reduce gradients, if ranks keep the weights for a step."""
+    """Returns the time per step to reduce gradients, if weights stay gathered for a whole step."""
     work, device, c = at
     group, ways = work.data * work.context, max(1, work.shard)
     rate, latency = _link(device, c, group, work.tensor)
     latency += _around(device, ways, work.tensor) if ways > 1 else 0.0
-    # Shard ranks then gather the updated weights. Otherwise ranks gather the reduced gradients.
+    # With sharding, ranks then gather the updated weights, or else the reduced gradients.
     back = work.weight_bytes if ways > 1 else work.gradient_bytes
     bytes_ = (work.gradient_bytes + back) * work.numbers * (group - 1) / group
     exchange = bytes_ / rate + work.layers / work.pipeline * latency
     if not device.kernels:
-        return exchange  # one compiled graph computes, and the next one communicates
-    # Stages finish one after another, which leaves more compute to overlap with the exchange.
+        return exchange  # compute and communication are separate graphs, so they do not overlap
+    # Stages finish one after another, which leaves more compute to overlap with.
     window = computing * (1 + (work.pipeline - 1) / work.interleave)
     return _hidden(exchange, 2 / 3 * window, c)
 
 
 def _replicas(at: Rank, together: int, replicas: int) -> float:
-    """Returns the time to reduce a rank's gradients across replicas of the weights (HSDP), in
-    seconds.
-    """
+    """Returns the time to reduce gradients across weight replicas (HSDP), in seconds."""
     work, device, c = at
     if replicas == 1:
         return 0.0
@@ -385,7 +379,7 @@ def _stages(at: Rank) -> float:
     work, device, c = at
     if work.pipeline == 1:
         return 0.0
-    # Fraction of hops that leave a node.
+    # fraction of hops between nodes
     leaving = (
         min(1.0, work.world / work.pipeline / device.joined) if work.world > device.joined else 0.0
     )
@@ -397,7 +391,7 @@ def _stages(at: Rank) -> float:
 
 def _update(at: Rank) -> float:
     work, device, c = at
-    # If the host computes, rounding costs as much time as the smaller format saves.
+    # On a host, rounding costs as much time as the smaller dtype saves.
     bytes_ = c.update * (1 if device.host else work.state_bytes / 4)
     seconds = bytes_ * work.numbers / max(1, work.shard) / device.memory
     seconds += device.host.agreed if device.host and work.pipeline > 1 else 0.0
@@ -405,7 +399,7 @@ def _update(at: Rank) -> float:
 
 
 def _straighten(work: Work, device: DeviceSpeed) -> float:
-    """Returns the time to orthogonalize a stage's matrices with Muon, in seconds.
+    """Returns the time to orthogonalize a stage's matrices (Muon), in seconds.
 
     Sharded matrices are gathered first.
     """

@@ -14,19 +14,19 @@ from .speed import ALIGNED, StepTime, padded, step_of
 from .step_work import FITTED, ON_CPUS, DeviceSpeed, HostOverheads, Work
 from .types import Config
 
-# Fractions of the measured matmul speed (tests/bench/LOG.md, Attention on CPUs).
+# Fractions of the measured matmul throughput (tests/bench/LOG.md, Attention on CPUs).
 CPU_EFFICIENCY, CPU_ATTENTION = (1.0, 0.5)
-# Fraction of its cores' combined speed that a multi-core rank reaches, because most operations of a
-# small model are short.
+# Fraction of its cores' combined throughput that a multi-core rank reaches. Most operations of a
+# small model are too short to scale perfectly.
 CPU_THREADS = 0.93
-# Bytes/s of memory per core, and between two ranks over gloo.
+# Memory bandwidth per core, and gloo bandwidth between two ranks, in bytes/s.
 CPU_MEMORY, LOOPBACK = (10e9, 1.5e9)
-MUCH = 0.1  # share of a step from which the assumed rate of PCIe matters
-UNKNOWN_NETWORK = 12.5e9  # bytes/s of a host of unknown type: 100 Gbit/s
+MUCH = 0.1  # fraction of a step above which PCIe communication deserves a warning
+UNKNOWN_NETWORK = 12.5e9  # assumed bytes/s of an unknown host: 100 Gbit/s
 
 
 def predict(config: Config) -> StepTime | None:
-    """Predicts the step time by part, or returns None for an unknown device."""
+    """Predicts the step time by part. Returns None for an unknown device."""
     row = config.fleet.rank_device
     if row is not None:
         return step_of(work_of(config), as_device(config, row))
@@ -73,14 +73,14 @@ def work_of(config: Config) -> Work:
 
 
 def _nearest(recompute: str | float) -> str:
-    """Returns the mode that is closest to a fraction of kept activations."""
+    """Returns the recomputation mode closest to a fraction of saved activations."""
     if isinstance(recompute, str):
         return recompute
     return "none" if recompute > 0.75 else "selective" if recompute > 0.25 else "full"
 
 
 def as_device(config: Config, row: Accelerator) -> DeviceSpeed:
-    """Returns a rank's device, with its share of the node's network."""
+    """Returns a rank's device, including its share of the node's network bandwidth."""
     machine, ranks = config.fleet.node_type, config.fleet.ranks_per_node
     outside = (
         machine.network_gbps / 8 * 1e9 / max(1, machine.accelerators)
@@ -128,8 +128,8 @@ def local_cpu(config: Config) -> DeviceSpeed:
 
 
 def warnings(config: Config) -> Iterator[str]:
-    """Yields what slows GPUs down: sizes that tensor cores handle badly, tensor ranks on several
-    nodes, and much exchange over PCIe, because its rate is assumed.
+    """Yields warnings about slow GPU settings: misaligned sizes, tensor parallelism across nodes,
+    and heavy communication over PCIe at an assumed rate.
     """
     row, model, tensor = config.fleet.rank_device, config.model, config.train.parallelism.tensor
     if row is None or row.kind != "cuda":

@@ -8,10 +8,10 @@ from math import ceil
 
 @dataclass(frozen=True)
 class HostOverheads:
-    """Overheads when the host itself runs each operation, as on CPUs, in seconds or bytes of memory
+    """Overheads if the host runs the operations itself, as on CPUs, in seconds or bytes of memory
     traffic.
 
-    Measured on one CPU as differences in CPU time between layouts that differ in one respect
+    Measured on one CPU, by comparing the CPU time of layouts that differ in a single respect
     (tests/bench/LOG.md).
     """
 
@@ -19,24 +19,24 @@ class HostOverheads:
     # bytes per parameter and micro-batch, for casts and gradient accumulation
     weights: float = 24.0
     logits: float = 90.0  # bytes per logit in the loss
-    # Seconds per block with tensor parallelism, for DTensor dispatch and ranks that wait for each
-    # other.
+    # seconds per block with tensor parallelism, for DTensor dispatch and waiting for other ranks
     sliced: float = 0.0275
-    gathered: float = 2.5e-3  # seconds per block with weights that FSDP gathers
+    gathered: float = 2.5e-3  # seconds per block whose weights FSDP gathers
     gathering: float = 70.0  # bytes per gathered parameter
     passed: float = 1e-3  # seconds per micro-batch at a pipeline stage
-    # seconds per pipeline step, for the gradient norm and gradients of tied weights
+    # seconds per step of a pipeline, to reduce the gradient norm and tied weights' gradients
     agreed: float = 8e-3
     straightened: float = 1.25e-3  # seconds per sharded matrix that Muon gathers
-    # Bytes per attention score under dropout, for which torch does not use its fused kernel. The
-    # number doubles if a head's scores exceed `cache`, in bytes.
+    # Bytes per attention score with dropout, because torch then does not use its fused kernel.
+    # Doubles if a head's scores take more than `cache` bytes.
     dropped: float = 34.0
     cache: float = 2**20
-    # Bytes that attention moves per feature and byte of a feature, because bf16 is converted.
+    # Attention's memory traffic in bytes per feature is this divided by the dtype's size. bf16
+    # takes more traffic, because it is converted.
     attended: float = 230.0
 
 
-# Formats that a device may support, best first, for matmuls in a format.
+# Dtype of a matmul → dtypes in which a device may run it, best first.
 NEAR = {"fp8": ("fp8", "bf16"), "bf16": ("bf16",), "fp16": ("fp16", "bf16")}
 
 
@@ -45,18 +45,17 @@ class DeviceSpeed:
     """Speed of one rank's device.
 
     Attributes:
-        flops: Dense FLOP/s by number format.
+        flops: Dense FLOP/s by dtype.
         memory: Memory bandwidth in bytes/s.
         inside: Bytes/s per direction to other ranks in the node.
-        outside: Bytes/s per direction of the rank's share of the node's network.
+        outside: Rank's share of the node's network bandwidth, in bytes/s per direction.
         node: Ranks per node.
-        efficiency: Fraction of the peak that large matmuls reach.
-        attention: Fraction of that rate that fused attention reaches.
-        kernels: False if whole graphs run without kernel launches (Neuron).
-        domain: Number of ranks that the inside links connect, if they span several nodes (GB200
-            NVL72).
-        side: Number of ranks along one side of a torus. A group across both sides has twice the
-            links.
+        efficiency: Fraction of peak FLOP/s that large matmuls reach.
+        attention: Fraction of the large-matmul rate that fused attention reaches.
+        kernels: Whether operations are launched as kernels. Neuron runs whole graphs instead.
+        domain: Number of ranks that the inside links connect, if they span nodes (GB200 NVL72).
+        side: Number of ranks along one side of a torus. A group that spans both dimensions has
+            twice the links.
     """
 
     name: str
@@ -69,7 +68,7 @@ class DeviceSpeed:
     attention: float
     kernels: bool = True
     domain: int = 0
-    host: HostOverheads | None = None  # set if the host itself runs each operation
+    host: HostOverheads | None = None  # set if the host runs the operations itself
     side: int = 0
 
     @property
@@ -77,7 +76,7 @@ class DeviceSpeed:
         return self.domain or self.node
 
     def peak(self, format_: str) -> float:
-        """Returns the matmul FLOP/s in a format, or in the closest format the device supports."""
+        """Returns the peak matmul FLOP/s in a dtype, or in the closest dtype that is supported."""
         for each in NEAR.get(format_, ()):
             if self.flops.get(each):
                 return self.flops[each]
@@ -90,13 +89,13 @@ class Work:
 
     Attributes:
         shard: Number of ranks that shard the state.
-        zero: ZeRO stage, which selects the sharded parts of the state.
-        recompute: How much of a forward pass outside attention is repeated.
-        flash: Whether attention avoids storing scores.
-        dropped: Whether dropout applies to attention scores.
+        zero: ZeRO stage.
+        recompute: Recomputation mode: none, selective or full.
+        flash: Whether fused attention avoids storing the scores.
+        dropped: Whether attention scores use dropout.
         fused: Whether elementwise operations are compiled.
-        tuned: Whether the engine has custom kernels (Megatron): for attention scores before
-            FlashAttention, and for matmuls since.
+        tuned: Whether the engine has hand-tuned kernels (Megatron): for attention scores without
+            FlashAttention, and for matmuls and attention with it.
     """
 
     layers: int
@@ -125,15 +124,15 @@ class Work:
     sequence_parallel: bool = True
     tuned: bool = False
     head: int = 0  # features per head; 0 means width / heads
-    # Fraction of tokens with computed logits: 0.15 for masked models that gather them.
+    # fraction of tokens whose logits are computed: 0.15 for masked models that gather them
     predicted: float = 1.0
-    # The optimizer is Muon, and each rank orthogonalizes all matrices of its stage.
+    # whether the optimizer is Muon, where each rank orthogonalizes all matrices of its stage
     straightened: bool = False
     gradient_bytes: int = 4  # bytes per element while gradients are reduced across ranks
     state_bytes: int = 4  # bytes per weight, gradient or moment in the optimizer
     dropped: bool = False
-    # Stages have equal block counts, and the last stage also has the output layer. If False, stages
-    # are balanced.
+    # whether stages have equal block counts, with the output layer as extra work on the last one;
+    # otherwise, stages are balanced
     even: bool = False
 
     @property
@@ -142,12 +141,12 @@ class Work:
 
     @property
     def tokens(self) -> float:
-        """Returns the number of tokens in a micro-batch on one rank."""
+        """Returns the number of tokens per micro-batch on one rank."""
         return self.micro_batch * self.length / self.context
 
     @property
     def step_tokens(self) -> float:
-        """Returns the number of tokens in a step across all ranks."""
+        """Returns the number of tokens per step across all ranks."""
         return float(self.micro_batch * self.length * self.passes * self.data)
 
     @property
@@ -160,7 +159,7 @@ class Work:
 
     @property
     def products(self) -> tuple[tuple[float, float], ...]:
-        """Returns the input and output sizes of a block's matmuls on one tensor rank."""
+        """Returns the input and output size of each of a block's matmuls on one tensor rank."""
         part = self.tensor
         rows = (2 if self.gated else 1) * self.inner
         return (
@@ -175,16 +174,15 @@ class Work:
 
     @property
     def block_numbers(self) -> float:
-        """Returns the number of parameters in one block's matrices across all tensor ranks."""
+        """Returns the number of parameters in a block's matrices, before tensor parallelism."""
         return self.width * (
             2 * self.queries + 2 * self.keys + (3 if self.gated else 2) * self.inner
         )
 
     @property
     def straightening(self) -> float:
-        """Returns Muon's FLOPs per block: five Newton-Schulz iterations with three matmuls each.
-
-        See engine/optimizers.py.
+        """Returns Muon's FLOPs per block, for five Newton-Schulz iterations of three matmuls each
+        (engine/optimizers.py).
         """
         wide, inner = (self.width, self.queries), (self.width, self.inner)
         shapes = (
@@ -198,32 +196,32 @@ class Work:
 
     @property
     def numbers(self) -> float:
-        """Returns the number of parameters in a rank's stage before sharding."""
+        """Returns the number of parameters of a rank's stage before sharding."""
         around = self.width * self.vocabulary * (1 if self.pipeline > 1 else 2)
         return (self.block_numbers * ceil(self.layers / self.pipeline) + around) / self.tensor
 
 
 @dataclass(frozen=True)
 class Constants:
-    """Fitted constants, dimensionless or in seconds. fit_planner.py prints them with errors."""
+    """Fitted constants, dimensionless or in seconds. fit_planner.py also prints their errors."""
 
-    # Tokens at which a matmul takes twice its ideal time, per FLOP/byte of the device.
+    # Number of tokens at which a matmul takes twice its ideal time, per FLOP/byte of the device.
     thin_tokens: float = 1.44
     # Smaller matrix dimension at which a matmul takes twice its ideal time, per FLOP/byte of the
     # device.
     thin_width: float = 1.23
-    # Time of a matmul with a misaligned size. nanoGPT became 25 % faster with 50,304 instead of
-    # 50,257 tokens in its vocabulary (Karpathy 2023), and the output layer is a third of a step.
+    # Slowdown of a matmul with misaligned dimensions. nanoGPT became 25 % faster when its
+    # vocabulary was padded from 50,257 to 50,304 tokens (Karpathy 2023). The output layer is a
+    # third of a step.
     misaligned: float = 1.75
-    fp8: float = 1.0  # efficiency of fp8 matmuls relative to bf16, each against its own peak
-    # Memory traffic of an unfused block per token in the forward pass, in multiples of the hidden
-    # size.
+    fp8: float = 1.0  # fraction of peak that fp8 matmuls reach, relative to bf16's fraction
+    # Memory traffic of an unfused block's forward pass per token, in multiples of the hidden size.
     traffic: float = 22.0
     traffic_fused: float = 32.5
     traffic_inner: float = 5.9  # memory traffic in multiples of the feed-forward size
     scores: float = 18.5  # memory passes over stored attention scores
-    # Memory passes if a single kernel scales, masks and normalizes the scores (Narayanan et al.
-    # 2021, 4.2).
+    # memory passes if one kernel scales, masks and normalizes the scores (Narayanan et al. 2021,
+    # 4.2)
     scores_fused: float = 4.6
     launch: float = 9e-6  # seconds per kernel launch
     kernels: float = 45.0  # kernels per block in the forward pass
@@ -231,22 +229,22 @@ class Constants:
     ring_outside: float = 0.78
     latency: float = 1.2e-05  # seconds per collective inside a node, per doubling of its ranks
     latency_outside: float = 3e-05
-    # fraction of the tensor-parallel exchange that overlaps with compute
+    # fraction of tensor-parallel communication that overlaps with compute
     hidden_tensor: float = 0.23
-    # fraction of the exchange of sharded weights that overlaps with compute
+    # fraction of sharded weight and gradient communication that overlaps with compute
     hidden_shard: float = 0.78
     bubble: float = 0.84  # actual pipeline bubble as a fraction of the theoretical one
-    # Slowdown of stages that run as whole graphs: the median of AWS's runs with NxD (LOG.md).
+    # Slowdown of pipeline stages that run as whole graphs: median of AWS's NxD runs (LOG.md).
     staged: float = 1.1
-    update: float = 75.5  # bytes that the optimizer moves per fp32 parameter
-    step: float = 0.0054  # constant overhead per step in seconds
-    spread: float = 0.0058  # slowdown per doubling of nodes, because the slowest node sets the pace
+    update: float = 75.5  # optimizer memory traffic in bytes per fp32 parameter
+    step: float = 0.0054  # fixed overhead per step in seconds
+    spread: float = 0.0058  # slowdown per doubling of the node count, due to stragglers
     selective: float = 0.06  # fraction of a forward pass that selective recomputation repeats
-    # Speed relative to torch of an engine with hand-written kernels, which overlaps communication
-    # with matmuls (Megatron).
+    # Matmul speed of a hand-tuned engine (Megatron) relative to torch, due to custom kernels and
+    # overlapped communication.
     tuned: float = 1.28
-    # Attention speed of a hand-tuned engine (Megatron) relative to torch, on GPUs that torch's
-    # kernels do not use well.
+    # Attention speed of a hand-tuned engine (Megatron) relative to torch, on GPUs for which torch's
+    # kernels are slow.
     tuned_attention: float = 2.02
     # Fraction of a forward pass that full recomputation repeats. It skips the output layer and the
     # last matmul.
@@ -254,8 +252,8 @@ class Constants:
 
 
 FITTED = Constants()
-# On CPUs, ranks communicate over gloo, with little overlap. These constants were measured on one
-# machine. Finished runs correct predictions.
+# Constants for CPUs, measured on one machine. Ranks communicate over gloo, with little overlap.
+# Finished runs correct these predictions.
 ON_CPUS = Constants(
     thin_tokens=0.1,
     thin_width=1.0,

@@ -79,7 +79,7 @@ class Config:
     def fleet_name(self) -> str:
         """Returns the name of the config that created the machines.
 
-        All AWS resources of the fleet are tagged with it.
+        All of the fleet's AWS resources are tagged with this name.
         """
         return self.fleet.aws.share_fleet_of or self.name
 

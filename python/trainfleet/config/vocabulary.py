@@ -1,6 +1,6 @@
 """Reads the vocabulary of a tokenizer, in any format that conversion.py supports.
 
-A config needs nothing else from a tokenizer.
+The vocabulary is all that validating a config requires of a tokenizer.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from .conversion import LARGEST, SETTINGS, TokenizerSettings, added, convert, to
 from .families import FAMILIES
 from .types import Data
 
-TRAINED = "bpe"  # value of data.tokenizer that trains a tokenizer
+TRAINED = "bpe"  # value of data.tokenizer that trains a new tokenizer
 FILE = "tokenizer.json"
-DEEPEST = 64  # maximum nesting depth of a tokenizer.json, in which sequences may contain sequences
-# Parts of a tokenizer.json that transform text.
+DEEPEST = 64  # maximum nesting depth of a tokenizer.json; sequences can contain sequences
+# parts of a tokenizer.json that transform text
 PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 LONGEST = 4096  # maximum length of a string in PARTS, except SentencePiece's character table
 TABLE = ".precompiled_charsmap"
 MOST_TOKENS = 2_000_000  # maximum value of model.vocab_size
 END_OF_DOCUMENT = "<|endoftext|>"
 ENDS = (END_OF_DOCUMENT, "<|end_of_text|>", "<|eos|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
-# Additional special tokens of trained tokenizers, so that masked models can use them.
+# special tokens that trained tokenizers include for masked models
 PADDING, MASK = ("<|pad|>", "<|mask|>")
 SPECIALS = {  # role in a masked model's input → token names
     "start": ("[CLS]", "<s>", "<|startoftext|>", END_OF_DOCUMENT),
@@ -50,7 +50,7 @@ class Added(TypedDict):
 
 
 class Algorithm(TypedDict, total=False):
-    """Tokenizer algorithm. `vocab` is validated separately, because it is long."""
+    """Tokenizer algorithm. `vocab` is validated separately, because it can be huge."""
 
     type: Literal["BPE", "WordPiece", "WordLevel", "Unigram"]
     vocab: Required[Any]
@@ -59,14 +59,14 @@ class Algorithm(TypedDict, total=False):
 
 
 class Definition(TypedDict, total=False):
-    """Keys that are read from tokenizer.json."""
+    """Keys read from tokenizer.json."""
 
     model: Required[Algorithm]
     added_tokens: list[Added]
 
 
 class Vocabulary:
-    """Vocabulary of a tokenizer.json, which is parsed on first use."""
+    """A tokenizer.json's vocabulary, parsed on first use."""
 
     def __init__(self, definition: str, where: str, end_token: str | None = None) -> None:
         self.definition, self.where, self.end_token = definition, where, end_token
@@ -88,14 +88,12 @@ class Vocabulary:
 
     @cached_property
     def vocabulary_size(self) -> int:
-        """Returns the largest ID plus one, which is the minimum embedding size."""
+        """Returns the largest token ID plus one, which is the minimum embedding size."""
         return max(self.vocabulary.values()) + 1
 
     @cached_property
     def end_of_document(self) -> int:
-        """Returns the ID of the token that ends every document. Raises DataError if there is no
-        such token.
-        """
+        """Returns the end-of-document token's ID. Raises DataError if the vocabulary has none."""
         names = (self.end_token,) if self.end_token else ENDS
         for token in names:
             if token in self.vocabulary:
@@ -139,7 +137,7 @@ class Vocabulary:
 
 
 def _found(path: Path) -> tuple[str, str]:
-    """Returns the tokenizer definition, converted if necessary, and its path."""
+    """Returns the text of the tokenizer.json, converted if necessary, and its source."""
     file = path / FILE if path.is_dir() else path
     if file.is_file() and (what := told(file)):
         raise InputError(what, where=str(file))

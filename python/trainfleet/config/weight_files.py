@@ -1,4 +1,4 @@
-"""Finds the weight files in a Hugging Face folder, and checks their headers before a launch."""
+"""Finds a Hugging Face folder's weight files, and checks their headers before a launch."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from .types import Model
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 LARGEST_INDEX = 64 * untrusted_input.MEBIBYTE
-FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors names of the supported number formats
-# An encoder's output bias has two names. transformers 4 merges them into one tensor. transformers 5
+FLOATS = ("F64", "F32", "F16", "BF16")  # supported safetensors dtypes
+# An encoder's output bias has two names. transformers 4 treats them as one tensor. transformers 5
 # does so only if the weights are tied, and otherwise reads only the second.
 BIASES = {
     "cls.predictions.bias": "cls.predictions.decoder.bias",
     "lm_head.bias": "lm_head.decoder.bias",
 }
-# Names of copies of a tied embedding.
+# names of a tied embedding's copies
 _TIED = r"^lm_head\.weight$|^(cls\.predictions|lm_head)\.decoder\.weight$"
 _SOURCE = _TIED + r"|(embed_tokens|wte|word_embeddings)\.weight$"
-COMPARED = 2**16  # leading bytes to compare between tied tensors; fine-tuning changes every row
+COMPARED = 2**16  # bytes of tied tensors to compare; enough, as fine-tuning changes every row
 _LAYER = re.compile(r"(?:^|\.)(?:layers?|h)\.([0-9]{1,6})\.")
-SEEN = 64  # maximum files to open before a launch; the largest models have several hundred
+SEEN = 64  # maximum number of files to open before a launch; large models have hundreds
 
 
 class WeightIndex(TypedDict):
-    """Part of an index file that is read: the file name of each weight, in the same folder."""
+    """The part of an index file that is used, which maps weights to files in the same folder."""
 
     weight_map: dict[str, Annotated[str, Pattern(r"[A-Za-z0-9_.-]{1,255}")]]
 
@@ -65,7 +65,7 @@ def file_names(folder: Path) -> list[str]:
 
 
 def open_file(path: Path, framework: str) -> Any:
-    """Opens a weight file and validates its header against its size. Reads no weights."""
+    """Opens a weight file, and validates its header against its size without reading weights."""
     try:
         untrusted_input.open_regular(path).close()
         return safe_open(path, framework=framework)
@@ -80,18 +80,18 @@ def open_file(path: Path, framework: str) -> Any:
 
 
 def require(folder: Path, model: Model) -> None:
-    """Raises RunError if the weight file headers in a folder do not match the model."""
+    """Raises RunError if a folder's weight file headers don't match the model."""
     require_tied(folder, model)
     sizes = _look(folder)
     if model.module:
-        return  # only ranks build a user's module and know its parameter names
+        return  # its parameter names are known only once a rank has built the module
     family = FAMILIES[model.family]
     left_out = family.folder.ignored + (f"|{_TIED}" if model.tie_word_embeddings else "")
     require_no_others(
         folder, [name for name in sizes if not re.search(f"{left_out}|{_own(family)}", name)]
     )
     if len(file_names(folder)) > SEEN:
-        return  # ranks detect mismatched counts anyway
+        return  # not all headers were read; ranks detect mismatches anyway
     layers = {int(found[1]) for name in sizes if (found := _LAYER.search(name))}
     if len(layers) != model.layers:
         raise _other_model(folder, f"{len(layers)} layers", f"{model.layers}")
@@ -102,7 +102,7 @@ def require(folder: Path, model: Model) -> None:
 
 
 def unused(folder: Path, model: Model) -> str:
-    """Returns the number and names of weights that no model of the family uses, or ""."""
+    """Summarizes the weights that no model of the family uses, or returns ""."""
     names = set(_look(folder))
     found = {name for name in names if re.search(FAMILIES[model.family].folder.ignored, name)}
     for name, other in BIASES.items():
@@ -112,7 +112,7 @@ def unused(folder: Path, model: Model) -> str:
 
 
 def some(names: Collection[str]) -> str:
-    """Returns the number of weights and the first few names."""
+    """Formats the number of weights and the first few names."""
     if not names:
         return ""
     return (
@@ -122,7 +122,7 @@ def some(names: Collection[str]) -> str:
 
 
 def require_no_others(folder: Path, names: Collection[str]) -> None:
-    """Raises RunError if `names` is not empty, because the model would drop these weights."""
+    """Raises RunError if any names are given, because the model would drop these weights."""
     if names:
         raise RunError(
             "has weights that the model does not have",
@@ -133,7 +133,7 @@ def require_no_others(folder: Path, names: Collection[str]) -> None:
 
 
 def _own(family: Family) -> str:
-    """Returns a pattern for the names of a family's weights."""
+    """Returns a pattern that matches the family's weight names."""
     form = family.folder
     parts = [
         form.own,
@@ -156,7 +156,7 @@ def _look(folder: Path) -> dict[str, list[int]]:
 def require_tied(folder: Path, model: Model) -> None:
     """Raises RunError if a tied output layer differs from the embedding.
 
-    transformers 5 unties such weights.
+    transformers 5 unties weights that differ.
     """
     beginnings = dict[str, bytes]()
     for path in (folder / name for name in file_names(folder) if model.tie_word_embeddings):
@@ -175,7 +175,7 @@ def require_tied(folder: Path, model: Model) -> None:
 
 
 def _beginning(path: Path, key: str) -> bytes:
-    """Reads the first bytes of a tensor, in a file whose header has already been validated."""
+    """Reads a tensor's first bytes. The file's header must already be validated."""
     with untrusted_input.open_regular(path) as stream:
         size = int.from_bytes(stream.read(8), "little")
         first, last = (
@@ -189,7 +189,7 @@ def _sizes(path: Path) -> dict[str, list[int]]:
     """Returns the shape of each tensor in a file.
 
     Raises:
-        RunError: the file has no tensors, or has weights of an unsupported type.
+        RunError: the file has no tensors, or has weights of an unsupported dtype.
     """
     with open_file(path, "numpy") as file:
         slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118 - not a dict
@@ -223,7 +223,7 @@ def _other_model(folder: Path, there: str, here: str) -> RunError:
 
 
 def _other(path: Path) -> str:
-    """Returns the actual type of a file that is not safetensors, by its first bytes, or ""."""
+    """Describes a file that is not safetensors by its first bytes, or returns ""."""
     with (
         contextlib.suppress(OSError, TrainfleetError),
         untrusted_input.open_regular(path) as stream,

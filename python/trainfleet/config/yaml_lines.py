@@ -20,12 +20,12 @@ from ..trust.untrusted_input import shortened, show, unprintable
 from .tables import read_table
 
 Key = tuple[str | int, ...]
-# Maximum number of values in a document, including repetitions through aliases. A fleet of 4,096
-# hosts needs half of that.
+# Maximum number of values in a document, with aliases expanded. A fleet of 4,096 hosts needs half
+# as many.
 MOST = 20_000
 DEEPEST = 12  # maximum nesting depth; the schema has five levels
 LARGEST = 2**63
-SMALLEST = 2.0**-126  # smallest nonzero magnitude, because ranks compute in 32 bits
+SMALLEST = 2.0**-126  # smallest nonzero magnitude: the smallest normal fp32 number
 PREFIX = "tag:yaml.org,2002:"
 # Allowed tags. Any other tag would create a Python object.
 TAGS: dict[type[yaml.Node], tuple[str, ...]] = {
@@ -35,7 +35,7 @@ TAGS: dict[type[yaml.Node], tuple[str, ...]] = {
 }
 LONGEST_KEY = 64  # maximum key length in characters
 _COLON = re.compile(r":(?=\s|$)", re.ASCII)
-BROKEN = object()  # placeholder for a value that was reported as a problem
+BROKEN = object()  # placeholder for a value with a reported problem
 
 
 class _Loader(yaml.SafeLoader):
@@ -64,7 +64,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def scan_to_next_token(self) -> None:
-        """Also skips tabs, which YAML allows as separators but not for indentation."""
+        """Also skips tabs, which YAML allows as separators but not as indentation."""
         super().scan_to_next_token()
         while self.peek() == "\t" and (
             self.flow_level or not self.allow_simple_key or self._only_blanks()
@@ -120,7 +120,7 @@ def _real(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> float | int:
         raise ValueError(
             f"is {shortened(node.value)}, which is too small for 32 bits; use 0 or a larger number"
         )
-    # 1e3 steps are 1,000 steps; a float key converts the number back
+    # so that 1e3 is a valid step count; float keys convert it back
     return int(number) if number.is_integer() else number
 
 
@@ -138,7 +138,7 @@ _Loader.add_constructor("tag:yaml.org,2002:bool", _boolean)
 
 @dataclass
 class YamlDocument:
-    """Parsed values of a document, with the location of each key and the problems in the text.
+    """Parsed document, with the location of each key and the problems found.
 
     A location is a file and line, or the variable that set the key.
     """
@@ -157,7 +157,7 @@ class YamlDocument:
         """
         below = (name for known, name in self.overridden.items() if known[: len(key)] == key)
         if key not in self.lines and (name := next(below, None)):
-            return 0, name  # this group exists only because a variable set a key in it
+            return 0, name  # the group exists only because a variable set a key in it
         for end in range(len(key), -1, -1):
             if key[:end] in self.overridden:
                 return 0, self.overridden[key[:end]]
@@ -166,7 +166,7 @@ class YamlDocument:
         return 1, f"{self.source}:1"
 
     def report(self, key: str, message: str) -> None:
-        """Adds a problem at a key's location."""
+        """Records a problem at a key's location."""
         self.problems.append(Problem(*self.where(tuple(key.split("."))), key, message))
 
     def set(self, key: Key, value: Any, source: str) -> None:
@@ -185,7 +185,7 @@ class YamlDocument:
 def read(text: str, source: str) -> YamlDocument:
     """Parses a config file.
 
-    The document's problems include syntax errors, duplicate keys and values that no key accepts.
+    Records syntax errors, duplicate keys and values that no key accepts as problems.
     """
     document = YamlDocument(None, source, text=text)
     document.value = _Reader(document, (), lambda line: (line, f"{source}:{line}")).read(text)
@@ -225,9 +225,8 @@ def _plainly(error: yaml.MarkedYAMLError) -> str:
 
 
 def _behind_another(error: yaml.MarkedYAMLError, text: str) -> tuple[int, str] | None:
-    """Returns the line and the reason if a key is rejected because of the line before it.
-
-    YAML then parses both lines as one text.
+    """Returns the line and the reason if a key is rejected because of the line before it, with
+    which YAML combines it.
     """
     mark = error.problem_mark
     if mark is None or "mapping values are not allowed" not in str(error.problem):
@@ -250,15 +249,15 @@ def _behind_another(error: yaml.MarkedYAMLError, text: str) -> tuple[int, str] |
 
 
 def _quoted(text: str, line: int) -> str:
-    """Formats a line of the text for the end of a message. Returns "" for a blank line."""
+    """Quotes a line of the text at the end of a message. Returns "" if the line is blank."""
     lines = text.splitlines()[line - 1 : line]
     return f": {show(lines[0].strip())}" if lines and lines[0].strip() else ""
 
 
 class _Reader:
-    """Converts the YAML nodes of a text to plain values, and collects their problems.
+    """Converts YAML nodes to plain values, and collects their problems.
 
-    `locate` returns the location of a line.
+    `locate` maps a line number to its location.
     """
 
     def __init__(
@@ -273,7 +272,7 @@ class _Reader:
             value = self._walk(node, self.prefix) if node is not None else None
             return None if value is BROKEN else value
         except yaml.MarkedYAMLError as error:
-            # PyYAML finds a missing colon only at the next key
+            # PyYAML detects a missing colon only at the next key
             mark = error.context_mark if "expected ':'" in str(error) else error.problem_mark
             line = mark.line + 1 if mark else 1
             line, what = _behind_another(error, text) or (line, _plainly(error))

@@ -1,9 +1,9 @@
-"""Estimates a run's parameters, memory per rank, time and cost, by arithmetic and without side
-effects.
+"""Estimates a run's parameter count, memory per rank, duration and cost, analytically and without
+side effects.
 
-A Bill is the cost from setup to teardown: machines by the hour, including the hours before and
-after training. `make plan` prints it, budget.max_usd is checked against it, and watch/budget.py
-uses it to track the cost of a running job.
+A Bill covers machine hours from setup to teardown, including the time before and after training.
+`make plan` prints it and checks it against budget.max_usd, and watch/budget.py uses it to track a
+running job's cost.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ PAID = "TRAINFLEET_PAID"
 
 @dataclass(frozen=True)
 class BillStage:
-    """A period before or after training in which machines cost money.
+    """A billed period before or after training.
 
     why     source of `minutes`; "assumed" if not measured
-    nodes   whether nodes cost money too, or only the other resources
-    counted whether the run's events cover this period, so that its cost is counted as it passes
+    nodes   whether the nodes are billed too, or only the other resources
+    counted whether the run's events cover this period, so that its cost is tracked as it accrues
     """
 
     name: str
@@ -47,10 +47,12 @@ class BillStage:
 class Bill:
     """Hourly costs in US dollars: `node` per node with its volume, `rest` for all other resources.
 
-    before, after   stages of setup, and stages between training and the removal of the nodes
-    lingers         hours that nodes still cost money after a launch has ended
-    paid, paid_for  US dollars per node that are paid once in advance, regardless of use, and
-                    their purpose
+    Attributes:
+        before: Setup stages.
+        after: Stages from the end of training to node teardown.
+        lingers: Hours that nodes are still billed after a launch ends.
+        paid: Upfront US dollars per node, charged even if unused.
+        paid_for: What `paid` pays for.
     """
 
     node: float
@@ -66,7 +68,7 @@ class Bill:
         return self.node == 0 and self.rest == 0 and self.paid == 0
 
     def hour(self, nodes: int) -> float:
-        """Returns the total US dollars per hour with this number of nodes."""
+        """Returns the total US dollars per hour for this many nodes."""
         return self.node * nodes + self.rest
 
     def of(self, stages: Iterable[BillStage], nodes: int) -> float:
@@ -74,55 +76,52 @@ class Bill:
         return sum(stage.minutes / 60 * self.hour(nodes if stage.nodes else 0) for stage in stages)
 
     def setup(self, nodes: int) -> float:
-        """Returns the cost of setup and advance payments, in US dollars."""
+        """Returns the cost of setup, including upfront payments, in US dollars."""
         return self.paid * nodes + self.of(self.before, nodes)
 
     def uncounted(self, nodes: int) -> float:
-        """Returns the US dollars for advance payments, and for the setup stages that the run's
-        events do not cover.
+        """Returns the US dollars for upfront payments and for setup stages that the run's events
+        do not cover.
         """
         return self.paid * nodes + self.of(
             (stage for stage in self.before if not stage.counted), nodes
         )
 
     def idle(self, nodes: int) -> float:
-        """Returns the US dollars spent between the end of training and the removal of the nodes."""
+        """Returns the US dollars spent between the end of training and node teardown."""
         return self.of(self.after, nodes)
 
     def whole(self, nodes: int, hours: float) -> float:
-        """Returns the US dollars from setup to teardown, with `hours` hours of training."""
+        """Returns the total US dollars from setup to teardown for `hours` hours of training."""
         return self.setup(nodes) + hours * self.hour(nodes) + self.idle(nodes)
 
 
-# Log of the factor between predicted and published speed that covers four of five results, for
-# sources that were never fitted (tests/bench/fit_planner.py --ranges, LOG.md). It grows with the
-# parts of a step that are larger for small models, long sequences and pipelines. UNFITTED is added
-# for devices without published results from a similar engine.
+# Log of the error factor that 80 % of predictions stay within, measured against published speeds
+# from held-out sources (tests/bench/fit_planner.py --ranges, LOG.md). WIDER adds to it in
+# proportion to the parts of a step that matter most for small models, long sequences and pipelines.
+# UNFITTED is added for devices without published results from a similar engine.
 BASE, UNFITTED = (0.15, 0.10)
 WIDER = {"update": 1.37, "launches": 1.37, "other": 1.37, "attention": 0.15, "idle": 0.54}
 PROFILED = 0.10  # BASE for a model that has already run on this hardware (LOG.md)
-# BASE's counterpart for memory, from 167 runs that were each measured by their trainer's own
-# method. Ours is closer to torch's count.
+# Relative error that 80 % of memory predictions stay within, over 167 published runs. Each trainer
+# measures memory its own way, and predictions are closer to what torch reports.
 LIKELY_MEMORY = 0.16
 
 
 def spread_of(step: StepTime, fitted: bool) -> float:
-    """Returns the prediction's spread: the log of the factor within which four of five runs
-    fall.
-    """
+    """Returns the prediction's spread: the log of the error factor that 80 % of runs stay in."""
     wider = float(sum(times * getattr(step, part) for part, times in WIDER.items()))
     return BASE + wider / step.total + (0.0 if fitted else UNFITTED)
 
 
 @dataclass(frozen=True)
 class Experience:
-    """Past runs on this hardware: how many, of which kind, and their median ratio of measured to
-    predicted speed.
+    """Summary of past runs on this hardware: their number, their kind, and their median ratio of
+    measured to predicted speed.
 
-    `parts` maps each phase of a step to its ratio of measured to predicted time. If the runs used
-    the same layout, it is empty and `ratio` corrects the whole step. Each ratio is raised to the
-    power `share`, which approaches 1 as runs accumulate, so that a single outlier has limited
-    influence.
+    `parts` maps each phase of a step to its ratio of measured to predicted time. It is empty if the
+    runs used the same layout, because `ratio` then corrects the whole step. Ratios are raised to
+    the power `share`, which approaches 1 as runs accumulate, so that one outlier has little effect.
     """
 
     runs: int
@@ -132,14 +131,14 @@ class Experience:
     share: float = 1.0
 
     def correct(self, step: StepTime) -> StepTime:
-        """Returns the predicted step time, corrected by the past runs."""
+        """Returns the predicted step time, corrected by past runs."""
         ratios = self.parts or dict.fromkeys(GROUPS, 1 / self.ratio)
         return step.corrected({group: ratio**self.share for group, ratio in ratios.items()})
 
     @property
     def spread(self) -> float:
-        """Returns the spread of a corrected prediction, widened by the part of the correction that
-        `share` withholds.
+        """Returns a corrected prediction's spread, widened by the part of the correction that
+        `share` leaves out.
         """
         known = BASE if self.of == "this hardware" else PROFILED
         return known + (1 - self.share) * abs(log(self.ratio))
@@ -147,14 +146,13 @@ class Experience:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A run's estimated needs: parameters; bytes per rank, needed and usable (None: unknown); FLOPs
-    per step; FLOP/s of all ranks; seconds; US dollars.
+    """A run's estimated parameters, required and usable bytes per rank, FLOPs per step, combined
+    FLOP/s of all ranks, seconds and US dollars. None means unknown.
 
     `seconds` covers only the steps, corrected by `experience`. `usd` covers setup to teardown
-    (`Bill`), and `nodes` is the number of paid nodes. `step` contains the seconds per part of a
-    step, or None on unknown devices. `model` is the seconds per step without the correction, and
-    `spread` is the step's `spread_of`. CPUs have no `goodput`, because no failure rate is
-    published for them.
+    (`Bill`), and `nodes` is the number of billed nodes. `step` breaks the step time down by part.
+    `model` is the uncorrected step time in seconds, and `spread` is the step time's uncertainty
+    (`spread_of`). CPUs have no `goodput`, because no failure rates are published for them.
     """
 
     parameters: int
@@ -175,13 +173,11 @@ class Estimate:
 
     @property
     def elapsed(self) -> float | None:
-        """Returns the seconds from the first step to the last, including failures and
-        checkpoints.
-        """
+        """Returns the seconds from first to last step, including failures and checkpoints."""
         return self.seconds / self.goodput.share if self.seconds and self.goodput else self.seconds
 
     def between(self, predicted: float) -> tuple[float, float]:
-        """Returns the range around a predicted time or speed that covers four of five runs."""
+        """Returns the 80 % interval around a predicted time or speed."""
         return predicted / exp(self.spread), predicted * exp(self.spread)
 
     @property
@@ -190,8 +186,9 @@ class Estimate:
         return self.bill.whole(self.nodes, 0.0) if self.bill else 0.0
 
     def predicted(self, tokens: int) -> dict[str, float | None]:
-        """Returns the predictions that results.json stores for comparison with measurements.
-        `tokens` is the number of tokens in the complete run.
+        """Returns the predictions to record in results.json, for comparison with measurements.
+
+        `tokens` is the run's total token count.
         """
         speed = round(tokens / self.seconds, 1) if self.seconds else None
         # US dollars spent by the end of training
@@ -206,8 +203,9 @@ class Estimate:
 
 
 def estimate(config: Config, bill: Bill | None, experience: Experience | None = None) -> Estimate:
-    """Returns the estimate that `make plan` prints and that the budget is checked against. `bill`
-    is the fleet's cost, or None if unknown.
+    """Returns the estimate that `make plan` prints and checks against the budget.
+
+    `bill` is the fleet's cost, or None if unknown.
     """
     device, format_ = config.fleet.rank_device, format_of(config)
     model = predict(config)
@@ -242,7 +240,7 @@ def list_price(config: Config) -> float | None:
 
 
 def tariff_of(config: Config) -> Tariff | None:
-    """Returns the config's price for a node, or else the first tariff of its EC2 type."""
+    """Returns the node price set in the config, or else the EC2 type's first tariff."""
     own, row = config.fleet.accelerator, config.fleet.node_type
     if own and own.usd_per_hour is not None:
         return Tariff("own", own.usd_per_hour, "fleet.accelerator.usd_per_hour")
@@ -252,14 +250,14 @@ def tariff_of(config: Config) -> Tariff | None:
 def _spread(
     step: StepTime | None, device: Accelerator | None, experience: Experience | None
 ) -> float:
-    """Returns the spread of a prediction, which is narrower after runs on this hardware."""
+    """Returns the prediction's spread, based on past runs if there are any."""
     if experience:
         return experience.spread
     return spread_of(step, bool(device and device.fitted)) if step else 0.0
 
 
 def _peak(config: Config, device: Accelerator | None, format_: str) -> float | None:
-    """Returns the total FLOP/s of all ranks, or None for unknown hardware."""
+    """Returns the combined FLOP/s of all ranks, or None for unknown hardware."""
     if device is not None:
         return device.peak(format_) * config.world_size
     if not config.fleet.on_local_cpus:

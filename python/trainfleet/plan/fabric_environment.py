@@ -1,5 +1,5 @@
-"""Selects the fabric's environment variables: which ones are set for each kind of network, which
-well-known ones are not, and why (environment.yaml).
+"""Chooses the network fabric's environment variables. environment.yaml lists those that each fabric
+sets, and well-known ones that it deliberately leaves unset, with the reasons.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from ..config.tables import read_table
 from ..hardware.node_types import NodeType
 from ..node.placement import LOOPBACK_CARD
 
-# variables that make NCCL log which network it uses (parsed by watch/monitor.py)
+# makes NCCL log the network it uses, for watch/monitor.py to parse
 NCCL_LOGS = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV"}
-# Fraction of the line rate that healthy links reach at any node count. It is based on reports, not
-# on our own measurements.
+# Fraction of line rate that healthy links are assumed to reach at any node count, based on reports
+# rather than our own measurements.
 FLOOR = 0.6
 # fabrics that NCCL uses through verbs, without a plug-in
 RDMA = {"infiniband": "InfiniBand", "roce": "RoCE"}
@@ -27,8 +27,8 @@ PORTS = "<ports>"  # placeholder for the ports that a node detects
 
 @dataclass(frozen=True)
 class Setting:
-    """An environment variable, and the reason for its value. The value None means that recipes set
-    the variable, but it is deliberately left unset here.
+    """Environment variable, with the reason for its value. None means that common recipes set it,
+    but trainfleet deliberately does not.
     """
 
     name: str
@@ -37,9 +37,7 @@ class Setting:
 
 
 def settings_of(groups: Iterable[str], **words: str) -> Iterator[Setting]:
-    """Yields the variables in these groups of environment.yaml, with `words` substituted in their
-    text.
-    """
+    """Yields the variables in these groups of environment.yaml, with `words` filled in."""
     for name, value, why in chain.from_iterable(TABLE.get(group, ()) for group in groups):
         yield Setting(name, value and value.format(**words), why.format(**words))
 
@@ -49,9 +47,9 @@ def fabric_settings(
 ) -> tuple[Setting, ...]:
     """Returns the variables that a rank on a node of this kind needs to use its fabric.
 
-    `card` is the network card that has the nodes' addresses. `ports` lists its InfiniBand or RoCE
-    ports, such as mlx5_0:1,mlx5_1:1, or is "". `alone` means a single-node job. Its ranks connect
-    over loopback, which other machines can't reach.
+    `card` is the network interface with the node's address. `ports` lists the node's InfiniBand or
+    RoCE ports, such as mlx5_0:1,mlx5_1:1, or is "". `alone` means a single-node job. Its ranks
+    connect over loopback, so that other machines can't reach them.
     """
     words = {"card": LOOPBACK_CARD if alone else card, "ports": ports}
     if kind:
@@ -67,7 +65,7 @@ def _groups(kind: NodeType | None, ports: str, alone: bool) -> Iterator[str]:
     if kind.kind == "cuda" or not alone:
         yield kind.kind
     if alone:
-        return  # a single node needs no other card, and may lack an EFA interface
+        return  # a single node needs only loopback, and may lack an EFA interface
     if kind.fabric == "efa":
         yield from ("efa", f"efa {kind.kind}", "efa unset", f"efa unset {kind.kind}")
     elif kind.fabric in RDMA:
@@ -88,8 +86,8 @@ def values_of(settings: Iterable[Setting]) -> dict[str, str]:
 
 
 def least_bandwidth(kind: NodeType | None) -> float | None:
-    """Returns the bus bandwidth in GB/s that an all-reduce must reach. Returns None if there is no
-    accelerator fabric, or if the fabric's rate is assumed.
+    """Returns the minimum all-reduce bus bandwidth in GB/s, or None if there is no accelerator
+    fabric or its rate is only assumed.
     """
     if (
         kind is None
@@ -102,8 +100,8 @@ def least_bandwidth(kind: NodeType | None) -> float | None:
 
 
 def judge_nccl(lines: Iterable[str], kind: NodeType | None) -> list[str]:
-    """Returns the problems that NCCL's log (NCCL_DEBUG=INFO) shows: a network other than the
-    fabric, too few interfaces, or no GPUDirect.
+    """Returns the problems in NCCL's log (NCCL_DEBUG=INFO): a network other than the fabric, too
+    few interfaces, or no GPUDirect.
     """
     if kind is None or kind.kind != "cuda" or kind.fabric not in ("efa", *RDMA):
         return []
@@ -132,8 +130,8 @@ def _judge_efa(text: list[str], kind: NodeType) -> Iterator[str]:
 
 
 def _judge_verbs(text: list[str], fabric: str) -> Iterator[str]:
-    """Checks the ports that NCCL uses and their link type, from lines such as `NET/IB : Using
-    [0]mlx5_0:1/IB [1]mlx5_1:1/RoCE` (NCCL, net_ib.cc).
+    """Yields a problem if NCCL does not use the fabric's ports, according to log lines such as
+    `NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/RoCE` (NCCL, net_ib.cc).
     """
     spoken = {
         word
@@ -152,7 +150,7 @@ def _judge_verbs(text: list[str], fabric: str) -> Iterator[str]:
 
 
 def _chosen(text: list[str]) -> str:
-    """Returns the line in NCCL's log that names the network."""
+    """Returns the line of NCCL's log that names the network it chose."""
     return next(
         (
             said

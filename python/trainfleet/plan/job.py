@@ -1,8 +1,7 @@
-"""Defines jobs, which any backend can run, their Neuron environment, and the requests that backends
-build from them.
+"""Backend-independent jobs (tokenize and train), their Neuron environment, and the requests that
+backends build from them.
 
-Tokenizing and training are both jobs. A backend turns a job into a request, which specifies exactly
-what will run. `make plan` prints the request, and the launcher executes it.
+A request specifies exactly what will run. `make plan` prints it, and the launcher executes it.
 """
 
 from __future__ import annotations
@@ -32,15 +31,15 @@ Variable = Annotated[str, Pattern("[A-Za-z_][A-Za-z0-9_]{0,199}")]
 class Job:
     """A command, `module arguments`, that runs on every rank of every node.
 
-    folder     folder of the run or the dataset; the job's output goes to its logs/
-    torchrun   whether ranks connect through torchrun; otherwise, each node runs one plain process
-    secrets    names of variables that the nodes receive. Their values are never in a job, request,
+    folder     run or dataset folder; logs go to its logs/
+    torchrun   whether torchrun starts the ranks; otherwise, each node runs one plain process
+    secrets    names of variables to pass to the nodes. Their values never appear in a job, request,
                log or process list
-    launch     ID of this launch of the run; "" in a plan that is only shown
-    attempt    number of the attempt within its launch, from 1
-    image      container image, as registry/name:tag; "" for the nodes' own environment
-    after      handle ID of the job that must succeed before this one starts; "" for no job
-    ahead      whether the ranks only record their computation, which is compiled after they exit
+    launch     ID of this launch of the run; "" in a plan that is not launched
+    attempt    attempt number within the launch, from 1
+    image      container image, as registry/name:tag; "" to run in the nodes' own environment
+    after      handle ID of the job that must succeed before this one starts; "" for none
+    ahead      whether ranks only trace their programs, which are compiled after they exit
                (node/precompile.py)
     """
 
@@ -63,24 +62,23 @@ class Job:
 
     @property
     def beats(self) -> bool:
-        """Returns whether the job's ranks send heartbeats while they run, and obey stop
-        requests.
-        """
+        """Returns whether the ranks send heartbeats and honor stop requests."""
         return self.torchrun and not self.ahead
 
     def record(self) -> dict[str, Any]:
-        """Returns the job as a JSON record, which `of` reads."""
+        """Returns the job as a JSON record that `of` can parse."""
         return asdict(self) | {"folder": str(self.folder)}
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Job:
-        """Returns the job in a record. Raises InputError if the record is not a job."""
+        """Parses a job from its JSON record. Raises InputError if the record is invalid."""
         return fit(cls, record)
 
 
 def tokenize_job(config: Config) -> Job:
-    """Returns the job that creates data/<name> from the sources. Unit i is tokenized on node i mod
-    N, with one process per core.
+    """Returns the job that tokenizes the sources into data/<name>.
+
+    Unit i runs on node i mod N, with one process per core.
     """
     folder, arguments = (
         run_folder.DATA / config.data.name,
@@ -101,16 +99,12 @@ def tokenize_job(config: Config) -> Job:
 
 
 def on_its_machines(config: Config, job: Job) -> Config:
-    """Returns the config for the job's machines, because tokenizing may use different machines than
-    training.
-    """
+    """Returns the config for the job's machines. Tokenizing and training may use different ones."""
     return tokenizing(config) if job.kind == "tokenize" else config
 
 
 def train_job(config: Config) -> Job:
-    """Returns the job that trains in runs/<name>, resuming from the newest checkpoint if there is
-    one.
-    """
+    """Returns the job that trains in runs/<name>, resuming from its latest checkpoint, if any."""
     run, fleet = run_folder.run_of(config.name), config.fleet
     return Job(
         "train",
@@ -134,9 +128,7 @@ def _image(config: Config) -> str:
 
 
 def neuron_settings(config: Config) -> tuple[Setting, ...]:
-    """Returns the variables that ranks need in addition to the fabric's. Empty on platforms without
-    Neuron.
-    """
+    """Returns the Neuron variables that ranks need in addition to the fabric's, if any."""
     return tuple(settings_of(_neuron_groups(config), cache=cache(config)))
 
 
@@ -154,15 +146,13 @@ def neuron_environment(config: Config) -> dict[str, str]:
 
 
 def is_recorded(config: Config) -> bool:
-    """Returns whether ranks only record their computation, for neuron_parallel_compile to
-    compile.
-    """
+    """Returns whether ranks only trace their programs, for neuron_parallel_compile to compile."""
     return is_xla(config) and config.train.compile_only
 
 
 def compiles_ahead(config: Config) -> bool:
-    """Returns whether a separate job compiles the programs into a cache for all nodes before
-    training, because compilation takes a long time.
+    """Returns whether a separate job fills the nodes' compile cache before training, because
+    compilation is slow.
     """
     return is_xla(config) or (
         config.fleet.platform == NATIVE and not cache(config).startswith(s3.SCHEME)
@@ -170,8 +160,8 @@ def compiles_ahead(config: Config) -> bool:
 
 
 def cache(config: Config) -> str:
-    """Returns the location of the compiled-program cache for all nodes: a folder, or
-    s3://bucket/prefix if the nodes share no disk.
+    """Returns the location of the nodes' compile cache: a folder, or s3://bucket/prefix if
+    fleet.shared_folder is in S3.
     """
     shared, platform = config.fleet.shared_folder, config.fleet.platform
     if shared and shared.startswith(s3.SCHEME):
@@ -180,15 +170,13 @@ def cache(config: Config) -> str:
     return f"{shared or compiled.parent.absolute()}/{compiled}/{platform}"
 
 
-WIDTH = 120  # maximum columns per line of a script, unless a word is longer
+WIDTH = 120  # maximum line length of a script, except for longer words
 INDENT = "  "
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """A named text that a backend passes on unchanged, such as a node's script, a template, or a
-    request body.
-    """
+    """Named text that a backend submits verbatim, such as a node script or request body."""
 
     name: str
     text: str
@@ -196,11 +184,11 @@ class Artifact:
 
 @dataclass(frozen=True)
 class Request:
-    """Everything that a backend will do for a job. `hosts` lists the machine of each node, if the
-    backend chooses them.
+    """Everything that a backend needs to run a job.
 
-    `environment` applies only to this attempt and is not part of any artifact. Secrets are in
-    neither, because the job contains only their names.
+    `hosts` lists each node's machine, if known. `environment` applies only to this attempt, so it
+    is not part of any artifact. Neither contains secrets, because the job contains only their
+    names.
     """
 
     job: Job
@@ -210,7 +198,7 @@ class Request:
 
     @property
     def token(self) -> str:
-        """Returns 16 hex digits that identify the attempt and its launch."""
+        """Returns a 16-digit hex hash that identifies the attempt and its launch."""
         text = json.dumps(
             [self.job.record(), [asdict(artifact) for artifact in self.artifacts], self.hosts]
         )
@@ -218,27 +206,25 @@ class Request:
 
     @property
     def logs(self) -> tuple[Path, ...]:
-        """Returns the log file of each node, ordered by node."""
+        """Returns the node logs, in node order."""
         return tuple(run_folder.node_log(self.job.folder, node) for node in range(self.job.nodes))
 
     @property
     def engine_logs(self) -> tuple[Path, ...]:
-        """Returns the scheduler's log file for each node, ordered by node."""
+        """Returns the scheduler's per-node logs, in node order."""
         return tuple(run_folder.engine_log(self.job.folder, node) for node in range(self.job.nodes))
 
     @property
     def job_log(self) -> Path:
-        """Returns the scheduler's log file for the job as a whole."""
+        """Returns the scheduler's job-level log."""
         return run_folder.job_log(self.job.folder)
 
     def host(self, node: int | None) -> str:
-        """Returns a node's machine, or "" if the plan names no machines."""
+        """Returns a node's machine, or "" if unknown."""
         return self.hosts[node] if node is not None and node < len(self.hosts) else ""
 
     def placed(self, hosts: Sequence[str]) -> Request:
-        """Returns the request with the machines that the scheduler chose, unless the plan already
-        names machines.
-        """
+        """Returns the request with the scheduler's placement, unless it already has hosts."""
         return self if self.hosts else replace(self, hosts=tuple(hosts))
 
     def with_environment(self, environment: Mapping[str, str]) -> Request:
@@ -251,10 +237,10 @@ class Request:
 
     @classmethod
     def of(cls, record: Mapping[str, Any], where: str) -> Request:
-        """Returns the request parsed from a record that was read from `where`.
+        """Parses a request from its JSON record. `where` is the record's source, for messages.
 
         Raises:
-            RunError: the record is not a request.
+            RunError: the record is invalid.
         """
         try:
             return fit(cls, record)
@@ -266,8 +252,9 @@ class Request:
 def script(
     heading: Iterable[str], folder: Path | str, environment: Mapping[str, str], words: Sequence[str]
 ) -> str:
-    """Returns a shell script that replaces itself with the command `words` in `folder`. Users can
-    also read it and run it.
+    """Returns a shell script that execs the command `words` in `folder`.
+
+    Users can also read the script and run it by hand.
     """
     comments = [f"# {' '.join(line.split())}" for line in heading]
     settings = [
@@ -280,7 +267,7 @@ def script(
 
 
 def fold(words: Sequence[str], width: int) -> Iterator[str]:
-    """Yields the lines of a shell command wrapped at `width` columns."""
+    """Wraps a shell command at `width` columns, and yields its lines."""
     line = words[0]
     for word in words[1:]:
         if len(line) + len(word) + 3 > width:

@@ -1,5 +1,5 @@
-"""Derives configs for runs that only measure: a config's run, cut short, under a separate name and
-without saving anything.
+"""Derives benchmark runs from a config: a few steps of the same job under another name, without
+checkpoints. Also summarizes their results.
 """
 
 from __future__ import annotations
@@ -11,16 +11,14 @@ from dataclasses import dataclass, replace
 from ..config import Config
 from ..trust.errors import ConfigError
 
-WARM_UP = 3  # steps that are not timed, because the first one compiles and allocators grow
+WARM_UP = 3  # untimed steps, in which programs compile and allocators warm up
 PROFILED = "4-6"  # default of train.profile_steps
-# steps after the profiled ones, without profiler overhead; their timing corrects the next plan
+# unprofiled steps after the profiled ones; their timing corrects the next plan
 TIMED = 10
 
 
 def measured(config: Config, name: str, steps: int, profile_steps: str | None = None) -> Config:
-    """Returns the config of the same job for `steps` steps. The job saves nothing, so no other run
-    can resume from it.
-    """
+    """Returns the config of the same job, cut to `steps` steps and without checkpoints."""
     train = replace(
         config.train,
         steps=steps,
@@ -37,11 +35,10 @@ def measured(config: Config, name: str, steps: int, profile_steps: str | None = 
 
 
 def compile_only(config: Config, name: str) -> Config:
-    """Returns the config of a run that only compiles this run's programs, including those for
-    validation.
+    """Returns the config of a run that only compiles this run's programs, including validation.
 
-    Validation has up to three programs: for the first pass, for a pass that adds to it, and for the
-    last pass, which may be smaller.
+    Validation has up to three programs: one for the first pass, one for the passes that add to it,
+    and one for the last pass, which may be smaller.
     """
     short, count = measured(config, name, WARM_UP), config.train.validation_sequences
     full = config.train.micro_batch_size * config.data_parallel
@@ -52,11 +49,11 @@ def compile_only(config: Config, name: str) -> Config:
 
 
 def counts_of(text: str, nodes: int) -> list[int]:
-    """Returns the node counts in `NODES='1 2 4'`. Defaults to the powers of two below the fleet's
-    node count, and that count.
+    """Parses the node counts in `NODES='1 2 4'`. Defaults to the fleet's node count and the powers
+    of two below it.
 
     Raises:
-        ConfigError: a word is not a node count, or there are fewer than two.
+        ConfigError: a word is not a node count, or there are fewer than two counts.
     """
     if not text:
         powers = [2**power for power in range(nodes.bit_length()) if 2**power < nodes]
@@ -73,8 +70,8 @@ def counts_of(text: str, nodes: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Measure:
-    """The result for one size of the job. `efficiency` is the speed per rank relative to that of
-    the smallest size.
+    """Result of one run of a scaling test. `efficiency` is its throughput per rank relative to the
+    smallest run's.
     """
 
     nodes: int
@@ -92,8 +89,8 @@ class Measure:
 
 
 def measures_of(runs: Iterable[tuple[Config, str, dict[str, object]]]) -> list[Measure]:
-    """Returns the measures of finished runs, each given as a config, a description of its layout,
-    and its results.json. The smallest run comes first.
+    """Converts finished runs to measures. Each run is a config, a layout description and the
+    contents of results.json. The smallest run must come first.
     """
     found: list[Measure] = []
     for config, layout, results in runs:

@@ -1,6 +1,4 @@
-"""Creates a plan: the derived values, the estimate and the exact commands. Planning has no side
-effects.
-"""
+"""Builds a plan: the derived values, the estimate and the exact requests. Has no side effects."""
 
 from __future__ import annotations
 
@@ -35,10 +33,11 @@ def make_plan(
     experience: Experience | None = None,
     asked: str = "",
 ) -> Plan:
-    """Returns the plan for these requests, on machines that cost `bill` (None: unknown).
+    """Builds the plan for these requests. `bill` is the fleet's cost, or None if unknown.
 
     Raises:
-        ConfigError: the estimate exceeds budget.max_usd, or the fleet's cost is unknown.
+        ConfigError: the estimate exceeds budget.max_usd, or the limit can't be enforced because the
+            fleet's price is unknown.
     """
     needs = estimate(config, bill, experience)
     if problem := _over_budget(config, needs):
@@ -51,8 +50,8 @@ def make_plan(
 
 
 def degrees(config: Config) -> str:
-    """Returns the parallelism degrees above 1 as a product: `32 data-parallel (state over 8, ZeRO
-    1) x 4 tensor`.
+    """Formats a config's parallelism degrees, as in `32 data-parallel (state over 8, ZeRO 1) x 4
+    tensor`. Omits other degrees of 1.
     """
     layout = config.train.parallelism
     state = f" (state over {layout.fsdp}, ZeRO {layout.zero_stage})" if layout.fsdp > 1 else ""
@@ -83,7 +82,7 @@ def _over_budget(config: Config, needs: Estimate) -> str:
             f"the limit of ${limit:,.2f}"
         )
     if needs.usd is None or needs.usd <= limit:
-        # watch/budget.py stops a run without an estimate when it reaches the limit
+        # without an estimate, watch/budget.py stops the run when it reaches the limit
         return ""
     fit = int(config.train.steps * (limit - needs.around) / (needs.usd - needs.around))
     with_them = f", ${needs.around:,.2f} of it for set-up and idle time" if needs.around else ""
@@ -92,8 +91,8 @@ def _over_budget(config: Config, needs: Estimate) -> str:
 
 
 def files_of(plan: Plan, changes: Iterable[Artifact]) -> dict[str, str]:
-    """Returns the files of a plan's folder by name: the resolved config, the plan as JSON, and all
-    artifacts.
+    """Returns the contents of a plan folder by file name: the resolved config, the plan as JSON,
+    and all artifacts.
     """
     record = {
         "derived": [asdict(row) for row in plan.derived],

@@ -1,6 +1,6 @@
-"""Sizes a fleet: computes a training's time and cost for many node counts, and finds the size that
-meets the user's limits. Compares node types by sizing a fleet of each type and tariff for the same
-tokens.
+"""Sizes a fleet: estimates training time and cost at many node counts, and picks the size that
+meets the user's limits. Also compares node types and tariffs by sizing a fleet of each for the same
+number of tokens.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .estimate import Bill, spread_of
 DAY = 86400.0
 LARGEST = 10_000  # nodes
 MOST_TOKENS = 1e16  # over 250 times the tokens of Qwen3 (arXiv:2505.09388)
-KNEE = 1.1  # maximum cost per token at the knee, relative to the lowest cost
+KNEE = 1.1  # maximum cost per token at the knee, relative to the lowest one
 # compute-optimal tokens per parameter (Hoffmann et al. 2022, arXiv:2203.15556)
 CHINCHILLA = 20
 
@@ -40,8 +40,9 @@ class Wish:
 
 @dataclass(frozen=True)
 class Size:
-    """A fleet size with its best layout: tokens per second, MFU and goodput, and a training's
-    tokens, days and US dollars. `spread` is the prediction's uncertainty (`spread_of`).
+    """Fleet size with its best layout, its predicted throughput, MFU and goodput, and the tokens,
+    days and US dollars of the whole training run. `spread` is the prediction's uncertainty
+    (`spread_of`).
     """
 
     nodes: int
@@ -56,8 +57,8 @@ class Size:
 
     @property
     def each(self) -> float:
-        """Returns the cost per token for comparing sizes: in US dollars or, for free machines, in
-        node-days.
+        """Returns the cost per token for comparing sizes, in US dollars, or in node-days if
+        machines are free.
         """
         return (self.usd or self.nodes * self.days) / self.tokens
 
@@ -67,10 +68,10 @@ class Size:
 
 
 def sizes(config: Config, wish: Wish, bill: Bill | None) -> list[Size]:
-    """Returns a size for each node count that can hold the model, smallest first.
+    """Returns a size for each node count that fits the model, smallest first.
 
-    If TOKENS is not set, USD and DAYS determine the length of the training. If USD is not set
-    either, train.steps does.
+    Without TOKENS, USD determines the number of tokens, capped by DAYS. Without USD either,
+    train.steps does.
 
     Raises:
         ConfigError: the device is unknown, or USD is set and the price is unknown.
@@ -100,7 +101,7 @@ def sizes(config: Config, wish: Wish, bill: Bill | None) -> list[Size]:
 
 
 def _sizable(config: Config, wish: Wish, bill: Bill | None) -> Accelerator:
-    """Returns the ranks' device. Raises the same ConfigErrors as `sizes`."""
+    """Returns the ranks' device. Raises the ConfigErrors that `sizes` documents."""
     device = config.fleet.rank_device
     if device is None:
         kind = config.fleet.node_type
@@ -129,7 +130,7 @@ def _sizable(config: Config, wish: Wish, bill: Bill | None) -> Accelerator:
 
 
 def require_possible(config: Config, wish: Wish) -> None:
-    """Raises ConfigError if TOKENS is less than one step, or more than any fleet can train on."""
+    """Raises ConfigError if TOKENS is below one step, or beyond what any fleet can train on."""
     step = config.step_tokens
     if wish.tokens is None or step <= wish.tokens <= MOST_TOKENS:
         return
@@ -142,12 +143,12 @@ def require_possible(config: Config, wish: Wish) -> None:
 def answer(found: Sequence[Size], wish: Wish, fleet: int | None = None) -> Size:
     """Returns the size that meets the limits.
 
-    With only TOKENS, returns the size with `fleet` nodes, or the knee if that size can't hold the
-    model. With USD but not TOKENS, returns the size that trains on the most tokens. Otherwise,
-    returns the cheapest size if DAYS is set, and the fastest one if not.
+    Without DAYS and USD, returns the size with `fleet` nodes, or the knee if that size is not in
+    `found`. With USD but not TOKENS, returns the size that trains on the most tokens. Otherwise,
+    returns the cheapest size if DAYS is set, or else the fastest.
 
     Raises:
-        ConfigError: no size meets the limits; the message names the nearest sizes.
+        ConfigError: no size meets the limits; the message suggests the nearest attainable ones.
     """
     if wish.days is None and wish.usd is None:
         return next((size for size in found if size.nodes == fleet), knee(found))
@@ -163,8 +164,9 @@ def answer(found: Sequence[Size], wish: Wish, fleet: int | None = None) -> Size:
 
 
 def knee(found: Sequence[Size]) -> Size:
-    """Returns the fastest size with a cost per token at most 10 % above the lowest. Without a
-    price, the cost is in node-days.
+    """Returns the fastest size whose cost per token is within 10 % of the lowest.
+
+    If machines are free, cost is measured in node-days.
     """
     least = min(size.each for size in found)
     return max(
@@ -174,10 +176,10 @@ def knee(found: Sequence[Size]) -> Size:
 
 
 def surely(found: Sequence[Size], wish: Wish) -> Size | None:
-    """Returns the size that meets DAYS with 90 % confidence. Returns None if no size does, if DAYS
-    is not set, or if USD determines the tokens.
+    """Returns the size that meets DAYS with 90 % confidence, or None if no size does or if the
+    number of tokens has no deadline (`is_dated`).
 
-    Eight of ten runs are within the prediction's spread, so one of ten takes longer.
+    The spread is an 80 % interval, so one run in ten takes longer than its upper end.
     """
     if wish.days is None or not is_dated(wish):
         return None
@@ -190,14 +192,15 @@ def surely(found: Sequence[Size], wish: Wish) -> Size | None:
 
 
 def is_dated(wish: Wish) -> bool:
-    """Returns whether a fixed number of tokens has a deadline: TOKENS, or train.steps without
-    USD.
+    """Returns whether DAYS is a deadline for a fixed number of tokens.
+
+    TOKENS fixes the number, or train.steps if USD is not set.
     """
     return wish.days is not None and (wish.tokens is not None or wish.usd is None)
 
 
 def shown(found: Sequence[Size], *chosen: Size) -> list[Size]:
-    """Returns the sizes to show in a table: powers of two, and the chosen sizes."""
+    """Returns the sizes to list in a table: powers of two, and the chosen sizes."""
     return [size for size in found if size.nodes & (size.nodes - 1) == 0 or size in chosen]
 
 
@@ -211,8 +214,8 @@ def remark(config: Config, tokens: float) -> str:
 
 
 def _counts(config: Config) -> Iterator[int]:
-    """Yields node counts: powers of two, the values halfway between them, and the fleet's own, as
-    in 1, 2, 3, 4, 6, 8, 12 ...
+    """Yields the node counts to try: powers of two, their midpoints, and the fleet's own, as in
+    1, 2, 3, 4, 6, 8, 12 ...
     """
     powers = [2**power for power in range(LARGEST.bit_length())]
     counts = {count for power in powers for count in (power, power + power // 2)} | {
@@ -310,19 +313,19 @@ def _dollars(size: Size) -> float:
 
 
 def _up(value: float) -> str:
-    """Rounds up to three significant digits, so that the suggested limit can be met."""
+    """Rounds up to three significant digits, so that the suggested limit is attainable."""
     digits = 10 ** (math.floor(math.log10(value)) - 2) if value > 0 else 1
     return f"{math.ceil(value / digits) * digits:.12g}"
 
 
-SURE = 0.9  # probability of meeting DAYS at which a fleet is large enough
-# standard deviations that cover four of five values of a normal distribution
+SURE = 0.9  # required probability of meeting DAYS
+# half-width of the 80 % interval of a normal distribution, in standard deviations
 FOUR_OF_FIVE = NormalDist().inv_cdf(0.9)
 
 
 @dataclass(frozen=True)
 class Bid:
-    """A fleet of one node type at one tariff. `chance` is the probability of meeting DAYS, or None
+    """Fleet of one node type at one tariff. `chance` is the probability of meeting DAYS, or None
     without DAYS. `fitted` means that the device's speed was fitted to published runs.
     """
 
@@ -334,12 +337,13 @@ class Bid:
 
 
 def bids(config: Config, wish: Wish) -> list[Bid]:
-    """Returns a bid for each tariff of the config's node type that meets the limits other than
-    DAYS. With DAYS, the fleet is the smallest one with a chance of at least SURE, or else the one
-    with the best chance. Without DAYS, it is the knee.
+    """Returns a bid for each of the node type's tariffs that meets all limits except DAYS.
+
+    With DAYS, bids the smallest fleet that meets it with probability SURE, or the largest fleet
+    within the limits if none does. Without DAYS, bids the knee.
 
     Raises:
-        ConfigError: the type has no known price, or none of its fleets is possible.
+        ConfigError: the type has no known price, or no fleet of it meets the limits.
     """
     row, device = config.fleet.node_type, config.fleet.rank_device
     assert row and device
@@ -365,8 +369,9 @@ def _none(row: NodeType, why: str) -> ConfigError:
 
 
 def chance(size: Size, days: float | None) -> float | None:
-    """Returns the probability that training ends within `days`. The log of its duration is assumed
-    to be normally distributed, with four of five values within the spread.
+    """Returns the probability that training finishes within `days`.
+
+    The duration is assumed to be log-normal, with the spread as its 80 % interval.
     """
     if days is None:
         return None
@@ -374,8 +379,8 @@ def chance(size: Size, days: float | None) -> float | None:
 
 
 def best(found: Sequence[Bid]) -> Bid:
-    """Returns the cheapest bid with a chance of at least SURE, or else the one with the best
-    chance.
+    """Returns the cheapest bid that meets DAYS with probability SURE, or else the likeliest to meet
+    it.
     """
     sure = [bid for bid in found if bid.chance is None or bid.chance >= SURE]
     return min(sure, key=cost) if sure else max(found, key=lambda bid: bid.chance or 0.0)
@@ -387,8 +392,9 @@ def cost(bid: Bid) -> tuple[float, float]:
 
 
 def _growing(config: Config, wish: Wish, device: Accelerator) -> Iterator[Size]:
-    """Yields sizes in powers of two, priced at $1 per node-hour, until a larger size can't be
-    better.
+    """Yields power-of-two sizes, priced at $1 per node-hour.
+
+    Stops at the first size that meets DAYS or, without DAYS, that is past the knee.
     """
     row, least = config.fleet.node_type, 0.0
     alone = row is not None and not row.owned and not row.efa
@@ -404,8 +410,8 @@ def _growing(config: Config, wish: Wish, device: Accelerator) -> Iterator[Size]:
 
 
 def _first(config: Config, wish: Wish, device: Accelerator) -> int:
-    """Returns the power of two to start from, as an exponent: no smaller fleet could meet DAYS,
-    even at its peak FLOP/s.
+    """Returns the exponent of the power of two to start from. Smaller fleets can't meet DAYS even
+    at peak FLOP/s.
     """
     if wish.days is None or wish.tokens is None:
         return 0
@@ -416,7 +422,7 @@ def _first(config: Config, wish: Wish, device: Accelerator) -> int:
 
 
 def _affordable(found: Sequence[Size], tariff: Tariff, wish: Wish) -> list[Size]:
-    """Returns the sizes, at the tariff's price, that are within USD and the tariff's limits."""
+    """Reprices the sizes at a tariff, and returns those within USD and the tariff's limits."""
     priced = (replace(size, usd=(size.usd or 0.0) * tariff.usd_per_hour) for size in found)
     return [
         size
@@ -428,5 +434,5 @@ def _affordable(found: Sequence[Size], tariff: Tariff, wish: Wish) -> list[Size]
 
 
 def _chosen(found: Sequence[Size], days: float | None) -> Size:
-    """Returns the size to bid. The last size is the only one that can have a chance of SURE."""
+    """Returns the size to bid. Only the last size can meet `days` with probability SURE."""
     return knee(found) if days is None else found[-1]
