@@ -41,6 +41,7 @@ NOT_TYPED = {
     "make plan TOKENS=1e12 DAYS=14": "test_docs.py types it beside the config that the page shows",
     "make config RECIPE=roberta-large-p3dn-ec2": "test_docs.py plans every recipe",
     "make rehearse": "test_rehearsal.py plays all faults",
+    "make chat": "test_fine_tuning.py talks to a model that it has fine-tuned",
     "make eval TASKS=hellaswag": "its tasks come from the Hub",
 }
 CONFIGS = {path: yaml.safe_load(text) for path, text in pages.configs()}
@@ -137,7 +138,7 @@ def test_a_reader_can_train_a_small_nanochat(tmp_path: Path) -> None:
         for command in pages.commands(pages.ROOT / "docs/how-to/nanochat.md")
         if "make train" in command
     ]
-    words = small.replace("data.vocab_size=2048", "data.vocab_size=340 data.sources=texts")
+    words = small.replace("data.vocab_size=2048", "data.vocab_size=340 data.sources=[texts]")
     desk.type(words.replace("train.steps=200", "train.steps=12"))
     found = desk.results("d2")
     assert found["status"] == "finished" and found["final_loss"] < found["first_loss"]
