@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from trainfleet.node.supervisor import SEVERED, UNLOGGED, run
 from trainfleet.plan.job import script
 from trainfleet.process import node_log
 from trainfleet.process.node_log import Log, stamp
-from trainfleet.run.run_folder import scratch
+from trainfleet.run.run_folder import Run, scratch
 
 HANDLED = (signal.SIGUSR1, signal.SIGTERM, signal.SIGALRM, signal.SIGINT, signal.SIGHUP)
 ROOT = Path(__file__).parents[2]
@@ -328,12 +329,10 @@ def test_half_a_line_that_a_full_disk_took_is_ended_by_its_other_half(tmp_path: 
 
 
 def test_a_stop_is_passed_on_also_where_there_is_no_room_for_its_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
+    """An empty file would be a user's request, and no later start would remove it."""
     log = full(tmp_path)
-    (tmp_path / "runs" / "x" / "stop").symlink_to(
-        tmp_path / "nowhere" / "stop"
-    )  # touching it fails
     process = supervise(
         log,
         "sh",
@@ -345,8 +344,10 @@ def test_a_stop_is_passed_on_also_where_there_is_no_room_for_its_file(
         if (tmp_path / "ready").exists():
             break
         time.sleep(0.05)
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (0, 0))
     process.send_signal(signal.SIGTERM)
     assert process.wait(15) == 0 and (tmp_path / "bye").exists()
+    assert not Run(tmp_path / "runs" / "x").is_asked_to_stop()
 
 
 def test_ranks_print_on_their_node_s_own_disk_and_nothing_of_it_is_left(tmp_path: Path) -> None:

@@ -208,7 +208,7 @@ class FleetHead:
 
     def ask_to_stop(self, host: Host) -> None:
         """Creates the run's stop request file, which ranks check at every step."""
-        command = f"touch {shlex.quote(f'{self.folder}/{self.run}/stop')}"
+        command = f": > {shlex.quote(f'{self.folder}/{self.run}/stop')}"
         self.transport.run(command, timeout=TIMEOUT, hosts=[host]).require(
             "can't send the stop request to the run"
         )

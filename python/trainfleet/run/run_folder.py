@@ -94,9 +94,12 @@ class Run:
         """Asks the ranks to save and stop at their next step. `engine` names the scheduler that
         requests the stop, or is "" for a user's request.
         """
-        if not engine or not self.stop.exists():
-            with open(self.stop, "w", encoding="utf-8", opener=untrusted_input.opener) as file:
-                file.write(f"{ENGINE} {engine}\n" if engine else "")
+        if not engine:
+            with open(self.stop, "wb", opener=untrusted_input.opener):
+                pass
+        elif not self.stop.exists():
+            # Replaced in one step, because an empty file is a user's request.
+            file_systems.replace_file(self.stop, f"{ENGINE} {engine}\n".encode())
 
     def is_asked_to_stop(self) -> bool:
         """Returns whether the user has asked the run to stop."""

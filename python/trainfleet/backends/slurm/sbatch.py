@@ -64,8 +64,9 @@ done
 AGAIN = """[ "$code$near" = 0 ] || {judge} || exit "$code"
 [ "$code$near" = 0 ] || {{ scontrol requeue "$SLURM_JOB_ID" && sleep 60; }} # Slurm ends this script
 """
-# writes a stop request, which ranks check at each step
-ASK = '[ -e "$stop" ] || echo "{engine} the time limit is near" > "$stop"'
+# Writes a stop request, which ranks check at each step. The file appears in one step, because an
+# empty one is a user's request.
+ASK = 'echo "{engine} the time limit is near" > "$mine/stop"; mv -n "$mine/stop" "$stop"'
 TERMINATE = 'scancel --signal=TERM "$SLURM_JOB_ID"'  # sends SIGTERM to the nodes' entrypoints
 ADMISSION = "trainfleet.launch.admission"
 # preflight command on each node, which writes the node's facts to a file
