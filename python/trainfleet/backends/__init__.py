@@ -104,7 +104,7 @@ def is_guest(config: Config) -> bool:
 
 
 def shared(config: Config) -> Config:
-    """Returns a config that still uses this config's machines after its name is changed."""
+    """Returns a copy of a config that can be renamed and still uses the same machines."""
     from .supported_keys import honours
 
     if not honours(config, "fleet.aws.share_fleet_of"):

@@ -1,8 +1,8 @@
 """Names the account's image repository and the tags in it, and removes both.
 
-All configs in an account share one repository, because most run the same image. A config holds an
-image by a tag that contains the config's name, `<config>.<image>`. ECR deletes an image along with
-its last tag (https://docs.aws.amazon.com/AmazonECR/latest/userguide/delete_image.html, read
+All configs in an account share one repository, because most run the same image. Each config
+tags the images that it uses as `<config>.<image>`. ECR deletes an image along
+with its last tag (https://docs.aws.amazon.com/AmazonECR/latest/userguide/delete_image.html, read
 2026-11-23). So one config's `make clean` never removes an image that another config uses. The
 repository is removed with its last image.
 """

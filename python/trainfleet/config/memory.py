@@ -199,7 +199,7 @@ def _held(config: Config, width: int, stage: StageNumbers) -> HeldBytes:
     summed = copied and (is_xla(config) or not (whole and several))
     # Each reduction is added to the sum over earlier micro-batches.
     replicas = layout.fsdp < config.data_parallel and several
-    # weights that matmuls cast, saved until the pass ends
+    # cast copies of the matmul weights, kept until the pass ends
     cast = width * (stage.blocks * stage.block + stage.output) if casts(config) else 0
     all_ = width * numbers if copied else cast
     before, after = _gradients(config, stage, numbers, copied)

@@ -27,9 +27,9 @@ FORMAT = re.compile(
 
 
 def degrees(form: str) -> Degrees | None:
-    """Parses the tensor and pipeline degrees in a FORMAT. Returns None for a Hugging Face folder.
+    """Parses the tensor and pipeline degrees in a FORMAT value, with None for an omitted one.
 
-    Returns None for each omitted degree.
+    Returns None if FORMAT means a Hugging Face folder.
 
     Raises:
         ValueError: the format is unknown.

@@ -347,8 +347,8 @@ class SlurmConfig:
     qos: Annotated[str | None, Key("long", pattern=WORD, maxLength=255)] = None
     """Quality of service (QOS). Defaults to the account's default."""
     time_limit_minutes: Annotated[int | None, span("minutes", 1, 525_600)] = None
-    """Time limit per start of a job. Shortly before the limit, the job saves and is requeued, until
-    all of train.steps are done. Defaults to the partition's limit."""
+    """Time limit for each start of the job. Shortly before the limit, the job saves a checkpoint
+    and is requeued, until it has completed train.steps. Defaults to the partition's limit."""
     warn_before_seconds: Annotated[int, span("s", 10, 65_535)] = 300
     """Time before the limit at which a job must save and stop. It must be long enough for a step
     and a checkpoint."""

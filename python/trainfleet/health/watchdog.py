@@ -36,7 +36,8 @@ SLOW_LOOKS = 30  # consecutive slow heartbeats before a rank counts as a straggl
 # Minimum number of distinct readings among those heartbeats. A reading is a mean that stays the
 # same until the next step is logged.
 SLOW_READINGS = 3
-# The run counts as slow if its last RECENT steps take over ITSELF times as long as its best.
+# The run counts as slow if the median of its last RECENT step times is more than ITSELF times the
+# fastest one.
 RECENT = 32
 ITSELF = 1.5
 BUSY_SHARE = 0.2  # maximum fraction of time spent reading heartbeats

@@ -162,7 +162,7 @@ class Answer(BaseHTTPRequestHandler):
             ("Cross-Origin-Resource-Policy", "same-origin"),
         ):
             self.send_header(name, value)
-        if self.path.partition("?")[0] != "/":  # a page at / states its own policy
+        if self.path.partition("?")[0] != "/":  # the page at / contains its own policy
             self.send_header("Content-Security-Policy", POLICY)
         if code == 200:
             self.send_header(

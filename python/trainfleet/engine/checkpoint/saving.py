@@ -41,8 +41,8 @@ PLANNING = "can't plan a checkpoint"
 class Save(threading.Thread):
     """Background save. If it failed, `error` is the exception.
 
-    Uses a daemon thread, unlike an executor, so that it never keeps the process alive while waiting
-    for another rank.
+    Uses a daemon thread rather than an executor, so that waiting for another rank never keeps the
+    process alive.
     """
 
     def __init__(self, step: int, work: Callable[[], None]) -> None:
