@@ -268,6 +268,9 @@ def purge(place: Place, made: Sequence[Path], sure: bool) -> int:
     """Removes the folders that this config created, on this machine and on its fleet. Returns 1 if
     the user declines, or if one of the folders was not created by this config.
     """
+    for folder in made:
+        with suppress(OSError):  # Only an empty folder is removed, such as a run's that never began.
+            folder.rmdir()
     here = {folder: measure(folder) for folder in made if is_run(folder) or is_dataset(folder)}
     far = place.folders()
     stays = _left_alone(folder for folder in made if folder not in here)
