@@ -59,7 +59,9 @@ node = os.environ.get("NODE_RANK") or os.environ.get("GROUP_RANK", "?")
 given = {name: value for name, value in os.environ.items() if name.startswith("PROBE_") and name != "PROBE_KEY"}
 print(json.dumps({"node": node, "words": sys.argv[1:], "given": given, "folder": os.getcwd(), "nodes": os.environ.get("NODES")}), flush=True)
 match sys.argv[1]:
-    case "exit":
+    case "exit":  # with a fourth word so many seconds later, when the others have begun
+        if node == sys.argv[3] and sys.argv[4:]:
+            time.sleep(float(sys.argv[4]))
         sys.exit(int(sys.argv[2]) if node == sys.argv[3] else 0)
     case "die":
         os.kill(os.getpid(), signal.SIGKILL if node == "1" else signal.SIG_DFL)

@@ -50,9 +50,13 @@ def test_twelve_nodes_are_numbered_as_numbers_and_each_has_its_log_and_code(
     """Their placements, logs and exit codes are of the same nodes, also where an engine names hosts in an order of letters."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "python"))
     with twelve(name, tmp_path, monkeypatch) as bench:
-        request = bench.plan("exit", "7", "10", nodes=TWELVE)
+        request = bench.plan("exit", "7", "10", "15", nodes=TWELVE)
         status = bench.until_ended(bench.backend.submit(request), 120)
         said = request.job_log.read_text() if request.job_log.exists() else ""
+        for log in sorted(bench.folder.parent.glob("slurm/*.log"))[
+            : 0 if failing(status) == {10: 7} else 20
+        ]:
+            print(log.name, log.read_text()[-2000:], sep="\n")  # what the daemons saw
         assert failing(status) == {10: 7}, (status, said)
         assert [record["node"] for record in bench.records(request)] == [
             str(node) for node in range(TWELVE)
