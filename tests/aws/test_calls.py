@@ -191,6 +191,14 @@ def test_pages_follow_each_other_to_the_last(monkeypatch: pytest.MonkeyPatch) ->
     )
 
 
+def test_a_listing_that_botocore_does_not_page_is_read_to_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answering(monkeypatch, {"Associations": [1], "NextToken": "YWJj"}, {"Associations": [2]})
+    found = Calls("us-east-1").pages("fsx", "DescribeDataRepositoryAssociations", "Associations")
+    assert list(found) == [1, 2]
+
+
 def test_a_listing_that_repeats_itself_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     answering(monkeypatch, *[{"Reservations": [1], "NextToken": "a"}] * 3)
     assert list(Calls("us-east-1").pages("ec2", "DescribeInstances", "Reservations")) == [1, 1]

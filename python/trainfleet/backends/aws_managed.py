@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..cloud import calls, checks, clock, cloudformation, plan_text, spending
-from ..cloud.calls import Calls, region_of
+from ..cloud.calls import CODES, Calls, region_of
 from ..cloud.capacity import NOTHING, Paid, PrepaidCapacity
 from ..cloud.checks import Check
 from ..cloud.discovery import known
@@ -36,7 +36,7 @@ from ..plan.job import Job
 from ..run import records, run_folder
 from ..run.run_folder import Run
 from ..storage import s3, sync_rules
-from ..trust.errors import BackendError, CloudError
+from ..trust.errors import BackendError, CloudError, NotAsked
 from . import supported_keys
 from .base import Backend, Can, Changes, Handle, Prospect, Status
 from .ec2_machines import Stacked, say
@@ -151,6 +151,7 @@ class Consoles:
 # prefix of the status reason for jobs that a user had the service terminate
 ON_REQUEST = "ended on request"
 PACE = 3.0  # polling interval in seconds
+LATER = CODES["unanswered"] | CODES["throttled"] | CODES["expired"]
 
 
 class Hosted(Backend):
@@ -204,11 +205,18 @@ class Hosted(Backend):
         """Returns where the containers' output is, or None if the containers have not started."""
 
     def status(self, handle: Handle) -> Status:
-        """Returns the job's status, which is at most `pace` seconds old."""
+        """Returns the job's status, which is at most `pace` seconds old, or the last known one if
+        the service does not respond.
+        """
         when, status = self._seen.get(handle.token, (0.0, None))
         if status and (status.ended or 0 <= clock.now() - when < self.pace(handle)):
             return status
-        status = self.look(handle)
+        try:
+            status = self.look(handle)
+        except CloudError as error:
+            # The job continues although the service is out of reach or a login has expired.
+            if status is None or not (isinstance(error, NotAsked) or error.code in LATER):
+                raise
         self._seen[handle.token] = clock.now(), status
         return status
 
@@ -225,7 +233,7 @@ class Hosted(Backend):
         Raises:
             BackendError: the job is still active after `gone` seconds.
         """
-        if not handle.id or self.look(handle).ended:
+        if not handle.id or self.status(handle).ended:
             return
         then = self.end(handle)
         self._seen.pop(handle.token, None)

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from ..cloud import checks, scheduler_template, spending
+from ..cloud import checks, clock, scheduler_template, spending
 from ..cloud.calls import Json
 from ..cloud.prices import Prices, by_table
 from ..cloud.scheduler_template import DISK
@@ -44,7 +44,9 @@ OF_THE_STACK = ("zones", "vpc", "subnets", "capacity", "reservation", "ami")
 # IAM role of the container → policy statements that it needs; users can provide their own roles
 ROLES = {"jobRoleArn": statements, "executionRoleArn": scheduler_template.of_a_start}
 AT_ONCE = 100  # maximum number of jobs per DescribeJobs request
-GONE = 60.0  # seconds for a terminated job to end: SIGTERM, 30 s, SIGKILL, and the ECS report
+GONE = 60.0  # seconds for a terminated job to end after SIGKILL, including the ECS report
+# Seconds in which DescribeJobs may not know a new job yet (github.com/apache/airflow/pull/37552)
+SEEN_IN = 60.0
 PHASES = {
     "SUBMITTED": Phase.QUEUED,
     "PENDING": Phase.QUEUED,
@@ -60,10 +62,12 @@ HOST = re.compile(r"Host EC2 .*terminated", re.IGNORECASE)
 class Batch(Hosted):
     """Backend for AWS Batch (base.py)."""
 
-    name, title, gone, placement = "batch", "AWS Batch", GONE, PLACEMENT
+    name, title, placement = "batch", "AWS Batch", PLACEMENT
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
+        self.gone = GONE + batch_request.grace(config)
+        self._sent = dict[str, float]()  # token → time of the submission
         self._waiting = {queue: QueueReasons(lambda: self.calls, queue) for queue in self.queues}
 
     @property
@@ -152,6 +156,7 @@ class Batch(Hosted):
         override = how["nodeOverrides"]["nodePropertyOverrides"][0]["containerOverrides"]
         override["environment"] += pairs(request.environment)
         made = self.calls("batch", "SubmitJob", jobName=name, **how)
+        self._sent[request.token] = clock.now()
         return self._handle(request, self._named(name) or [made])
 
     def _require(self, job: Job, container: Mapping[str, Any]) -> None:
@@ -210,7 +215,9 @@ class Batch(Hosted):
         jobs = self._described(handle)
         job = jobs.get(handle.id)
         if job is None or not str(job["jobName"]).endswith(handle.token):
-            return Status(Phase.ENDED)  # Batch deletes job records a week after the job ends
+            # Batch deletes job records a week after the job ends.
+            is_new = clock.now() - self._sent.get(handle.token, -SEEN_IN) < SEEN_IN
+            return Status(Phase.QUEUED if is_new else Phase.ENDED)
         parts = {
             node: part for node in range(handle.nodes) if (part := jobs.get(f"{handle.id}#{node}"))
         }
@@ -340,7 +347,8 @@ def status_of(job: Json, parts: Mapping[int, Json], waits: str) -> Status:
     if job.get("isTerminated"):
         why = f"{ON_REQUEST}: {why}"
     said = filter(None, [why, *(container.get("reason") for container in containers)])
-    return Status(phase, "\n".join(dict.fromkeys(said)), attempts or 1, exits, lost, hosts)
+    words = "\n".join(dict.fromkeys(said))
+    return Status(phase, words, attempts or 1, exits, lost, hosts, ended_by=why * _asked(job))
 
 
 def _outcome(job: Json, parts: Mapping[int, Json]) -> tuple[dict[int, int], dict[int, str]]:

@@ -38,7 +38,7 @@ from .aws_managed import JOB_ROLE, ON_REQUEST, Console, Hosted, ManagedMachines,
 from .base import Handle, Phase, Purchase, Status
 from .node_script import TOKEN, artifact, bodies
 
-GONE = 180.0  # seconds that a stopped job may take to end: SIGTERM, 120 s, SIGKILL, and the upload
+GONE = 600.0  # seconds that a stopped job may take to end: SIGTERM, 120 s, SIGKILL, and the upload
 NAME = 46  # maximum characters of the run name in a job name, which is limited to 63
 PHASES = {
     state: phase
@@ -143,6 +143,8 @@ class SageMaker(Hosted):
             if not IN_USE.match(error.why):
                 raise
             self._refused[request.token] = request
+        else:
+            self._refused.pop(request.token, None)
         return Handle(self.name, name, request.token, request.job.nodes)
 
     def _create(self, request: Request, name: str) -> None:
@@ -203,7 +205,7 @@ class SageMaker(Hosted):
         return TRY_EVERY if handle.token in self._refused else super().pace(handle)
 
     def look(self, handle: Handle) -> Status:
-        if request := self._refused.pop(handle.token, None):
+        if request := self._refused.get(handle.token):
             self.submit(request)
         if handle.token in self._refused:
             return Status(Phase.QUEUED, FULL)

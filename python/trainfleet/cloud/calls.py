@@ -150,7 +150,8 @@ def _tokens(service: str, operation: str) -> tuple[tuple[str, str], ...]:
         model = PaginatorModel(loader.load_service_model(service, "paginators-1"))
         pagination = model.get_paginator(operation)
     except (UnknownServiceError, ValueError):
-        return ()
+        shape, token = _model(service).operation_model(operation).output_shape, "NextToken"
+        return ((token, token),) if shape and token in shape.members else ()
     into, out = pagination["input_token"], pagination["output_token"]
     return ((into, out),) if isinstance(into, str) else tuple(zip(into, out, strict=True))
 

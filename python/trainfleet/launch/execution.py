@@ -28,7 +28,7 @@ from ..process.processes import Interrupts
 from ..report.live import Live, TokenizeLive
 from ..report.summary import status
 from ..run import records, run_folder
-from ..trust.errors import BackendError, JobFailed
+from ..trust.errors import BackendError, InputError, JobFailed
 from ..watch.budget import Budget
 from ..watch.monitor import ENDS, STILL, STUCK, Sequel, Watch
 from ..watch.retry_loop import Attempts, first_that_fits, when_nodes_return
@@ -188,7 +188,7 @@ class Launch:
         Raises the errors of `take_over`.
         """
         predecessor = self.lease.predecessor
-        if predecessor and (running := left_running(self.config, self.run)):
+        if running := left_running(self.config, self.run):
             return self, running
         # The run was stopped in the meantime, so no takeover is needed.
         if SUCCEEDS in os.environ and self.run.is_asked_to_stop():
@@ -308,7 +308,8 @@ class Launch:
 
     def _watch(self, live: Live | TokenizeLive) -> Watch:
         def show(waits_for: str = "") -> None:
-            live.update(waits_for)
+            with suppress(OSError, InputError):  # A file server may fail for a moment.
+                live.update(waits_for)
             # A closed output pipe is treated as a closed terminal.
             self.interrupts.signalled |= live.line.unread
 
