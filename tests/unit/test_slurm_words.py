@@ -455,20 +455,22 @@ def test_a_node_that_slurm_ended_for_another_is_not_the_one_that_was_killed(tmp_
     earlier = "srun: error: n0: task 0: Killed\nsrun: launch/slurm: _step_signal: Terminating StepId=7.0\n"
     log.write_text(earlier)
     (start / "logs").write_text(f"{len(earlier)} {log}\n")
-    assert job_starts.ends(tmp_path, "7", 0, 3) == [137, 137, 137]
-    assert job_starts.ends(tmp_path, "8", -1, 1) == [137], "what has not begun has said nothing"
+    assert [*job_starts.ends(tmp_path, "7", 0, 3).values()] == [137, 137, 137]
+    assert [*job_starts.ends(tmp_path, "8", -1, 1).values()] == [137], (
+        "what has not begun has said nothing"
+    )
     log.write_text(
         earlier
         + "srun: error: n[2-4,9]: tasks 2-4,9: Exited with exit code 127\nsrun: error: n5: task 5: Killed\n"
     )
-    assert job_starts.ends(tmp_path, "7", 0, 6) == [137, 137, 127, 127, 127, 137], (
+    assert [*job_starts.ends(tmp_path, "7", 0, 6).values()] == [137, 137, 127, 127, 127, 137], (
         "nothing was ended for it"
     )
     with log.open("a") as file:
         file.write(
             "srun: launch/slurm: _step_signal: Terminating StepId=7.0\nsrun: error: n0: task 0: Terminated\n"
         )
-    assert job_starts.ends(tmp_path, "7", 0, 11) == [
+    assert [*job_starts.ends(tmp_path, "7", 0, 11).values()] == [
         143,
         143,
         127,
@@ -485,7 +487,7 @@ def test_a_node_that_slurm_ended_for_another_is_not_the_one_that_was_killed(tmp_
         earlier
         + "srun: error: n0: tasks 0-9999999: Killed\nsrun: error: n0: task 0: Exited with exit code 1\n"
     )
-    assert job_starts.ends(tmp_path, "7", 0, 2) == [137, 137], "no more than there are"
+    assert [*job_starts.ends(tmp_path, "7", 0, 2).values()] == [137, 137], "no more than there are"
 
 
 FACTS = "== facts\nhostname={name}\nkernel=6.1\nmemory_kib=1000\ndisk=123456789 ext4 /dev/root\nshared_folder={shared}\nmtu=ens5 9001\n== end\n"

@@ -58,6 +58,7 @@ from .client import (
     Said,
     SlurmClient,
     SlurmJob,
+    after_profile,
     as_asked,
     ask_here,
     how_it_ended,
@@ -131,7 +132,7 @@ class Slurm(Backend):
                 where=host.name,
                 next=answer.next or "check fleet.hosts and fleet.ssh",
             )
-        return Said(answer.exit_code, answer.stdout, answer.stderr)
+        return Said(answer.exit_code, after_profile(answer.stdout), answer.stderr)
 
     @staticmethod
     def refuse(config: Config) -> Refusals:
@@ -262,7 +263,7 @@ class Slurm(Backend):
         if said.code or not untrusted_input.whole(number):
             raise cluster_checks.explained(self.engine, refused("sbatch", said.error or said.out))
         run_folder.write_atomic(claim, number + "\n")
-        self.engine.wake()
+        self.engine.expect(number)
         return self._handle(job.folder, number, request.token, job.nodes)
 
     def _number(self, folder: Path, token: str) -> str:
@@ -291,11 +292,10 @@ class Slurm(Backend):
         if phase is Phase.QUEUED:
             return Status(phase, self._why_waiting(job), job.restarts + 1)
         if phase is Phase.ENDED:
+            never = start < 0 and job.state == "FAILED"
             if job.state != GONE or start >= 0:
-                exits = (
-                    dict(enumerate(job_starts.ends(folder, number, start, handle.nodes))) | exits
-                )
-            words = self._with_leader(how_it_ended(job), job)
+                exits = job_starts.ends(folder, number, start, handle.nodes, never) | exits
+            words = self._with_leader(how_it_ended(job, never), job)
             return Status(phase, words, max(start, 0) + 1, exits, hosts=hosts, leaves=True)
         if start != job.restarts:
             exits = {}

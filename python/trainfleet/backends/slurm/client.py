@@ -81,6 +81,7 @@ CANCELLED, NO_REASON = "CANCELLED", "None"
 GONE = "GONE"  # state of a job that neither squeue nor sacct lists
 FORGOTTEN = re.compile(r"(?i)invalid job id")
 COMMENT = "trainfleet"
+MARK = "TRAINFLEET-OUTPUT"
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ def ask_here(
             why=f"no answer in {TIMEOUT:.0f} s",
             next="scontrol ping; sinfo",
         ) from error
-    return Said(done.returncode, done.stdout, done.stderr)
+    return Said(done.returncode, after_profile(done.stdout), done.stderr)
 
 
 def as_asked(words: Sequence[str], command: str) -> str:
@@ -148,9 +149,13 @@ def as_asked(words: Sequence[str], command: str) -> str:
 
     `env` still gets these variables, because its purpose is to print them.
     """
-    if words[0] == "env":
-        return command
-    return f"unset {' '.join(f'${{!{name}*}}' for name in SAID)}; {command}"
+    unset = f"unset {' '.join(f'${{!{name}*}}' for name in SAID)}; " * (words[0] != "env")
+    return f"{unset}echo {MARK}; {command}"
+
+
+def after_profile(out: str) -> str:
+    """Removes what a login profile printed before the output of a command from `as_asked`."""
+    return out.rpartition(f"{MARK}\n")[2]
 
 
 @dataclass(frozen=True)
@@ -248,6 +253,11 @@ class SlurmClient:
             )
         return self.jobs[number]
 
+    def expect(self, number: str) -> None:
+        """Registers a job that was just submitted, in case the next query fails."""
+        self.jobs[number] = SlurmJob(number, "PENDING", NO_REASON)
+        self.wake()
+
     def wake(self) -> None:
         """Makes the next `look` query Slurm immediately."""
         self.next_look, self.pause = 0.0, SHORTEST
@@ -328,11 +338,17 @@ class SlurmClient:
         return SlurmJob(number, state, by, 0, rows[-1][2] if len(rows[-1]) > 2 else "")
 
 
-def how_it_ended(job: SlurmJob) -> str:
+def how_it_ended(job: SlurmJob, never: bool = False) -> str:
     """Returns Slurm's reason for ending the job, such as `slurm: job 7 CANCELLED by root`.
 
-    Returns "" if Slurm reports no reason.
+    Returns "" if Slurm reports no reason. `never` means that the job's script never began. slurmd
+    fails such a job without a message, for example because it can't open the job's log.
     """
+    if never:
+        return (
+            f"slurm: job {job.id} FAILED ({job.reason}) before its script began; its first node "
+            "may not mount fleet.shared_folder, or may not write there"
+        )
     if job.state in (WELL, "FAILED", GONE):
         return ""
     reason = re.sub(r"^by ([0-9]{1,10})$", lambda match: f"by {user_of(int(match[1]))}", job.reason)
