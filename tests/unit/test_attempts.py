@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,8 @@ import pytest
 from trainfleet.backends.base import Handle, Phase, Status
 from trainfleet.backends.run_storage import Here
 from trainfleet.config import Settings, load
-from trainfleet.health import fence
+from trainfleet.health import fence, heartbeat_format
+from trainfleet.node.placement import Terms
 from trainfleet.plan.job import Artifact, Job, Request
 from trainfleet.process.processes import Interrupts
 from trainfleet.recipes import FOLDER
@@ -37,6 +39,8 @@ class Script:
         self.tokens: list[str] = []
         self.unreached = ""  # the name of this machine, once it reaches no other
         self.saves: set[int] = set()  # attempts that commit a checkpoint
+        self.terms = Terms(wait=0)
+        self.stops: list[bool] = []  # whether ranks find a stop request as an attempt begins
 
     def plan(self, job: Job, without: Mapping[str, str]) -> Request:
         sound = [host for host in self.hosts if host not in without]
@@ -51,6 +55,7 @@ class Script:
     def submit(self, request: Request) -> Handle:
         number = len(self.used)
         self.used.append(request.hosts)
+        self.stops.append(self.run.stop.exists())
         self.attempts.append(request.environment["TRAINFLEET_ATTEMPT"])
         self.tokens.append(request.token)
         if number in self.saves:
@@ -408,3 +413,40 @@ def test_a_launcher_that_was_taken_for_dead_begins_and_ends_nothing(run: Run) ->
     with pytest.raises(Over):
         Attempts(watch, request, [job(run)], lambda job: None).persevere()
     assert fence.current(run.folder).number == 0 and not backend.used
+
+
+def test_what_an_ended_attempt_s_node_asked_for_does_not_stop_the_next(run: Run) -> None:
+    run.ask_to_stop("signal 15")
+    backend = Script(run, [BAD, OK])
+    assert play(run, backend)[0] is None and backend.stops == [False, False]
+    run.ask_to_stop()
+    play(run, last := Script(run, [OK]))
+    assert last.stops == [True], "a user's request stays"
+
+
+def test_restarts_are_counted_over_launchers(run: Run) -> None:
+    run.update_results(restarts=3)
+    play(run, Script(run, [BAD, OK]))
+    assert run.read_results()["restarts"] == 4
+
+
+def test_a_file_system_that_fails_for_a_moment_ends_nothing(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = list[object]()
+
+    def scandir(folder: object) -> object:
+        looks.append(folder)
+        raise OSError(errno.EIO, "Input/output error")
+
+    (run.folder / heartbeat_format.FOLDER).mkdir(parents=True)
+    monkeypatch.setattr(heartbeat_format.os, "scandir", scandir)
+    assert heartbeat_format.Beats(run.folder, 1).new() == {} and looks
+
+
+def test_the_watchdog_waits_longer_for_a_node_than_the_nodes_do(run: Run) -> None:
+    backend = Script(run, [OK])
+    backend.terms = Terms(wait=900)
+    watched = MonitoredAttempt(watch_of(run, backend), backend.plan(job(run), {}))
+    watched._notice(Status(Phase.RUNNING, attempt=1))
+    assert watched.sentry and watched.sentry.limits.start > 900

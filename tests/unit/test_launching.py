@@ -348,9 +348,10 @@ def test_a_launcher_is_waited_for_through_a_look_that_fails(here: Here) -> None:
     assert len(looks) == 2
 
 
+@pytest.mark.parametrize("step", ["appoint", "await_lease"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, BackendError("it takes too long")])
 def test_a_launcher_that_is_waited_for_no_more_is_ended_first(
-    here: Here, monkeypatch: pytest.MonkeyPatch, error: BaseException
+    here: Here, monkeypatch: pytest.MonkeyPatch, error: BaseException, step: str
 ) -> None:
     done, hosts = list[str](), [Host("a", "a"), Host("b", "b")]
     fleet, train = SimpleNamespace(secrets=()), SimpleNamespace(steps=1)
@@ -374,7 +375,7 @@ def test_a_launcher_that_is_waited_for_no_more_is_ended_first(
     monkeypatch.setattr(remote_launch, "fit_hosts", lambda *words: (plan, hosts))
     monkeypatch.setattr(remote_launch, "dump_resolved", lambda config: "")
     monkeypatch.setattr(remote_launch, "appoint", lambda *words: None)
-    monkeypatch.setattr(remote_launch, "await_lease", wait)
+    monkeypatch.setattr(remote_launch, step, wait)
     with pytest.raises(error if isinstance(error, type) else type(error)):
         remote_launch.launch("train", plan, head, place, 0.0)
     assert done == ["start", "stop", "dismiss b"]

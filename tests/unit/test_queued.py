@@ -19,6 +19,7 @@ from trainfleet.backends.slurm import Slurm
 from trainfleet.cli import main
 from trainfleet.config import Settings, dump_resolved, load
 from trainfleet.health import watchdog
+from trainfleet.node.placement import Terms
 from trainfleet.plan.estimate import Bill
 from trainfleet.plan.job import Artifact, Job, Request
 from trainfleet.process.processes import Interrupts, identity
@@ -52,6 +53,7 @@ class Queue:
     ) -> None:
         self.clock, self.waits, self.retries, self.forever = clock, waits, retries, forever
         self.stopped: list[bool] = []
+        self.terms = Terms()
 
     def submit(self, request: Request) -> Handle:
         return Handle("queue", "job-1", request.token, request.job.nodes)

@@ -74,7 +74,7 @@ def begin(folder: Path) -> int:
     for path in _folder(folder).iterdir():
         if NUMBER.fullmatch(path.stem) and int(path.stem) < before.order:
             path.unlink(missing_ok=True)
-    for path in (folder / BEATS).glob("*-*"):
+    for path in (folder / BEATS).glob("[!.]*-*"):
         path.unlink(missing_ok=True)
     return number
 

@@ -105,7 +105,7 @@ class Beats:
     def new(self) -> dict[int, Beat]:
         """Returns the latest heartbeats from the nodes' files that changed since the last call."""
         found: dict[int, Beat] = {}
-        with suppress(FileNotFoundError, NotADirectoryError), ExitStack() as opened:
+        with suppress(OSError), ExitStack() as opened:
             folder = untrusted_input.opener(str(self.folder), os.O_RDONLY | os.O_DIRECTORY)
             opened.callback(os.close, folder)
             for entry in opened.enter_context(os.scandir(folder)):

@@ -67,10 +67,14 @@ class Limits:
     step: float = 10.0  # minimum limit for a step
     steps: float = 10.0  # limit as a multiple of the usual step time, if that is above the minimum
 
-    def later(self, seconds: float) -> Limits:
-        """Returns the limits for a watcher that sees the ranks' state with a delay of `seconds`."""
+    def later(self, seconds: float, wait: float = 0.0) -> Limits:
+        """Returns the limits for a watcher that sees the ranks' state with a delay of `seconds`.
+
+        The nodes wait `wait` seconds for each other. Their barrier names a missing node.
+        """
         return replace(
             self,
+            start=self.start + wait,
             silent=self.silent + seconds,
             silent_elsewhere=self.silent_elsewhere + seconds,
             silent_together=self.silent_together + 10 * seconds,

@@ -62,6 +62,8 @@ def is_worth_it(run: Run, request: Request, exits: dict[int, int], start: Path) 
     )
     again = verdict.then is Then.HERE and worth_it(verdict, fruitless(run) + 1, run)
     print(conclude(run, verdict, "queued again" if again else "ended"))
+    if not again:
+        run.update_results(status="failed")
     if again:
         restarts = int(run.read_results().get("restarts", 0)) + 1
         run.update_results(restarts=restarts)

@@ -268,9 +268,6 @@ def purge(place: Place, made: Sequence[Path], sure: bool) -> int:
     """Removes the folders that this config created, on this machine and on its fleet. Returns 1 if
     the user declines, or if one of the folders was not created by this config.
     """
-    for folder in made:
-        with suppress(OSError):  # Only an empty folder is removed, such as a run's that never began.
-            folder.rmdir()
     here = {folder: measure(folder) for folder in made if is_run(folder) or is_dataset(folder)}
     far = place.folders()
     stays = _left_alone(folder for folder in made if folder not in here)
@@ -293,10 +290,15 @@ def purge(place: Place, made: Sequence[Path], sure: bool) -> int:
 
 
 def _left_alone(folders: Iterable[Path]) -> int:
-    """Prints the folders that this config did not create. Returns 1 if it found any, otherwise
-    0.
+    """Removes empty folders, and prints those that this config did not create. Returns 1 if it
+    found any, otherwise 0.
     """
-    strange = [folder for folder in folders if folder.exists() or folder.is_symlink()]
+    strange = []
+    for folder in folders:
+        with suppress(OSError):  # fails unless the folder is empty
+            folder.rmdir()
+        if folder.exists() or folder.is_symlink():
+            strange.append(folder)
     for folder in strange:
         what = "it is a link" if folder.is_symlink() else "this config did not create it"
         print(f"left {folder}: {what}")

@@ -141,11 +141,11 @@ def launch(verb: str, plan: Plan, head: Head, place: Hosts, started: float) -> L
     term = before.term if before else 0
     command = (head.interpreter, "-m", "trainfleet", verb, f"CONFIG={place.head.run}/launch.yaml")
     launcher = Launcher(command, {STARTED: str(started), **asked_of(head, backend.bill())}, secrets)
-    place.head.start(sound[0], launcher)
     first, standbys = sound[0], sound[1:2]
-    print(f"launched on {first.name}; the run continues if this terminal closes")
-    appoint(place, standbys, launcher, term)
     try:
+        place.head.start(first, launcher)
+        print(f"launched on {first.name}; the run continues if this terminal closes")
+        appoint(place, standbys, launcher, term)
         await_lease(place, first, term, words)
     except (KeyboardInterrupt, BackendError):  # The launcher must no longer take the lease.
         _withdraw(plan, place, standbys)

@@ -129,7 +129,8 @@ def _led(launch: Launch) -> int | None:
         report(launch.run, launch.config, "failed")
         raise
     finally:
-        launch.run.stop.unlink(missing_ok=True)
+        if not launch.lease.left:  # A standby continues the run, so the request applies to it.
+            launch.run.stop.unlink(missing_ok=True)
         launch.backend.learn(launch.run)
 
 
@@ -168,7 +169,8 @@ def carry_out(launch: Launch, running: tuple[Handle, Request] | None) -> int:
         seconds["compile"] = round(time.time() - began, 2)
         require_compiled(run, request.job.ahead)
     launch.lease.confirm()
-    code = conclude(run, config, str(run.read_results().get("status")), seconds)
+    status = str(run.read_results().get("status"))  # "running" if the job ended in the queue
+    code = conclude(run, config, "stopped" if status == "running" else status, seconds)
     return export(run, config) if code == 0 and config.checkpoint.export_hf else code
 
 

@@ -109,7 +109,7 @@ class Run:
                 != ENGINE.encode()
             )
         # A link or folder with that name is not a stop request.
-        except (FileNotFoundError, InputError):
+        except (OSError, InputError):
             return False
 
     def exported(self, step: int) -> Path:

@@ -286,18 +286,16 @@ class MonitoredAttempt:
         elif status.phase is Phase.RUNNING and (waited or before.attempt != status.attempt):
             if waited:
                 run.note("running", attempt=status.attempt, hosts=list(status.hosts))
-            job, order = self.request.job, fence.current(run.folder).order
-            limits = Limits().later(self.watch.place.lag)
-            self.sentry = (
-                Sentry(run.folder, job.nodes * job.ranks_per_node, order, limits)
-                if job.beats
-                else None
-            )
-            self.nccl = (
-                FabricLog(run, job.folder, self.watch.kind)
-                if job.torchrun and job.nodes > 1
-                else None
-            )
+            self._begin_watching()
+
+    def _begin_watching(self) -> None:
+        """Watches the ranks' heartbeats, and NCCL's log if there are several nodes."""
+        run, job = self.run, self.request.job
+        limits = Limits().later(self.watch.place.lag, self.backend.terms.wait)
+        ranks, order = job.nodes * job.ranks_per_node, fence.current(run.folder).order
+        self.sentry = Sentry(run.folder, ranks, order, limits) if job.beats else None
+        several = job.torchrun and job.nodes > 1
+        self.nccl = FabricLog(run, job.folder, self.watch.kind) if several else None
 
     def _hear_nccl(self) -> None:
         """Reports fabric problems that NCCL logged, because they slow the run down."""

@@ -68,7 +68,6 @@ class Attempts:
     refit: Callable[[Job], None]
     broken: dict[str, str] = field(default_factory=dict)
     fruitless: int = 0
-    restarts: int = 0
 
     def persevere(self, running: Handle | None = None) -> Ended:
         """Runs attempts until the job ends. The result has no verdict if every node succeeded or
@@ -99,6 +98,8 @@ class Attempts:
         if not running:
             self.watch.confirm()
             run = self.watch.run
+            if not run.is_asked_to_stop():  # Nodes of an ended attempt may have left a request.
+                run.stop.unlink(missing_ok=True)
             attempt = {fence.VARIABLE: str(fence.begin(run.folder))}
             self.request = self.request.with_environment(attempt | faults.environment(run.name))
         return MonitoredAttempt(self.watch, self.request).follow(running)
@@ -141,13 +142,13 @@ class Attempts:
         """Records the next attempt and its reason in the run folder."""
         run, job = self.watch.run, request.job
         self.request = request
-        self.restarts = self.restarts + 1
+        restarts = int(run.read_results().get("restarts", 0)) + 1
         if job.nodes != run.read_results().get("nodes"):
             self.refit(job)
-        run.update_results(restarts=self.restarts)
+        run.update_results(restarts=restarts)
         run.note(
             "restarted",
-            attempt=self.restarts,
+            attempt=restarts,
             cause=cause,
             who=who,
             nodes=job.nodes,
