@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from report_runs import SAMPLE, START, make_run, metric
 
+from trainfleet.health import fence
 from trainfleet.health.heartbeat_format import Beat, write_beats
 from trainfleet.health.lease import Launching, show_launching
 from trainfleet.report import html, live, panels, plots
@@ -98,11 +99,17 @@ def test_the_page_of_a_run_that_trains_reads_itself_anew_and_says_who_is_slow(
     assert shown.text.index("rank 1node 1step 40") < shown.text.index("rank 0node 0step 40")
 
 
-def test_before_its_first_step_the_page_says_what_the_slowest_rank_does(tmp_path: Path) -> None:
+def test_before_its_first_step_the_page_says_what_the_slowest_rank_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = make_run(tmp_path, done=0, status="running", unattended=True)
     assert "starting ranks" in page(run).text and "running · starting ranks" in status(run)
+    monkeypatch.setattr(fence, "TO_LEAVE", 0.0)
+    order = fence.begin(run.folder)
+    assert fence.enter(run.folder, order) == order, "and once more, after a scheduler's requeue"
+    number = fence.enter(run.folder, order)
     for rank, phase in enumerate(("step", "load")):
-        write_beats(run.folder, rank, 0, [Beat(rank, rank, 7, 0, phase, 1, 12.0, time.time())])
+        write_beats(run.folder, rank, number, [Beat(rank, rank, 7, 0, phase, 1, 12.0, time.time())])
     assert "loading model and data for 12 s" in page(run).text
     assert "running · loading model and data for 12 s\n" in status(run)
     launched = Run(tmp_path / "launched")

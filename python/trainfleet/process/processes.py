@@ -127,7 +127,7 @@ def identity(pid: int) -> str:
         return f"{pid} {'-'.join(said.split())} -" if said.strip() else ""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the second if it ends during the read
         return ""
     if fields[0] in "ZX":  # the process is a zombie or dead
         return ""

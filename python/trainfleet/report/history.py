@@ -126,7 +126,7 @@ class History:
             return ""
         beats: Collection[Beat] = ()
         with suppress(OSError, InputError):
-            beats = read_beats(self.run.folder, fence.current(self.run.folder).order).values()
+            beats = read_beats(self.run.folder, fence.current(self.run.folder).number).values()
         if self.waits_for or not beats:
             return self.waits_for or "starting ranks"
         slowest = min(beats, key=lambda beat: (PHASES.index(beat.phase), beat.step))

@@ -273,7 +273,7 @@ class Live(Shown):
         are logged only every few steps. Returns 0 if there is no progress bar.
         """
         at = (
-            newest_step(self.run.folder, fence.current(self.run.folder).order)
+            newest_step(self.run.folder, fence.current(self.run.folder).number)
             if self.line.fancy
             else 0
         )

@@ -171,7 +171,7 @@ def ranks(history: History) -> Iterator[tuple[str, ...]]:
     if history.status != "running":
         return
     with suppress(OSError, InputError):
-        beats = read_beats(history.run.folder, fence.current(history.run.folder).order)
+        beats = read_beats(history.run.folder, fence.current(history.run.folder).number)
         for beat in islice(
             sorted(beats.values(), key=lambda beat: -beat.busy_seconds), SHOWN_RANKS
         ):
