@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -9,6 +10,7 @@ import random
 import shutil
 import signal
 import threading
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -341,6 +343,35 @@ def test_a_block_that_was_changed_in_s3_is_refused(data: Data, tmp_path: Path) -
         Dataset.open(tmp_path / "changed", remote).batch("train", 0, 200, 64, 1)
 
 
+def full(path: Path, target: Path, replace: Callable[[Path, Path], Path] = Path.replace) -> Path:
+    """Path.replace on a disk that is full for the cache."""
+    if path.parent.name == "cache":
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    return replace(path, target)
+
+
+@pytest.mark.parametrize("left", [b"", bytes(2000), None], ids=["empty", "zeros", "full disk"])
+@pytest.mark.filterwarnings("default")
+def test_a_cache_that_a_crash_or_a_full_disk_spoiled_gives_the_same_tokens(
+    data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: bytes | None
+) -> None:
+    remote = replace(data, name="spoiled", tokenized_path="s3://bucket/sets")
+    assert tokenize(remote, ALONE, tmp_path / "made")
+    good, folder = Dataset.open(tmp_path / "made/spoiled", remote), tmp_path / "here/spoiled"
+    rows = good.batch("train", 0, 20, 64, 1)
+    if left is None:
+        monkeypatch.setattr(Path, "replace", full)
+        with pytest.warns(UserWarning, match="can't cache dataset blocks: No space left"):
+            assert np.array_equal(Dataset.open(folder, remote).batch("train", 0, 20, 64, 1), rows)
+        assert not [*(folder / "cache").iterdir()]
+        return
+    assert np.array_equal(Dataset.open(folder, remote).batch("train", 0, 20, 64, 1), rows)
+    for path in (blocks := [*(folder / "cache").iterdir()]):
+        path.write_bytes(left)
+    assert np.array_equal(Dataset.open(folder, remote).batch("train", 0, 20, 64, 1), rows)
+    assert blocks and left not in [path.read_bytes() for path in blocks], "they are mended"
+
+
 def test_the_cache_stays_within_its_limit(tmp_path: Path) -> None:
     from trainfleet.data.shards import BlockCache
 
@@ -351,7 +382,8 @@ def test_the_cache_stays_within_its_limit(tmp_path: Path) -> None:
         return bytes([i]) * 1000
 
     for i in [0, 1, 2, 3, 0, 4, 0, 5, 0]:
-        assert cache.get(str(i), lambda i=i: block(i))() == bytes([i]) * 1000  # type: ignore[misc]
+        name = f"{i}-{zlib.crc32(bytes([i]) * 1000)}"
+        assert cache.get(name, lambda i=i: block(i))() == bytes([i]) * 1000  # type: ignore[misc]
     assert fetched == [0, 1, 2, 3, 4, 5], "what is used stays"
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 5000
 

@@ -22,9 +22,11 @@ import hashlib
 import os
 import random
 import struct
+import warnings
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
@@ -302,7 +304,8 @@ class Tokens:
             check_block(content, shard, block, store)
             return content
 
-        return self.cache.get(f"{shard.bin_sha256[:16]}-{block}", fetch)
+        name = f"{shard.bin_sha256[:16]}-{block}-{shard.blocks[block]}"
+        return self.cache.get(name, fetch)
 
 
 def check_block(content: bytes | memoryview, shard: Shard, block: int, store: DatasetStore) -> None:
@@ -315,7 +318,9 @@ def check_block(content: bytes | memoryview, shard: Shard, block: int, store: Da
 
 
 class BlockCache:
-    """Cache of downloaded blocks, in files that this machine's ranks share."""
+    """Cache of downloaded blocks, in files that this machine's ranks share. A block's name ends
+    with its CRC-32.
+    """
 
     def __init__(self, folder: Path, limit: int) -> None:
         self.folder, self.limit = folder, limit
@@ -337,15 +342,18 @@ class BlockCache:
 
     def _bring(self, name: str, fetch: Callable[[], bytes]) -> bytes:
         path = self.folder / name
-        try:
+        with suppress(OSError):  # the block is missing, or the disk can't read it
             content = path.read_bytes()
-            file_systems.offered(lambda: os.utime(path))  # mark as recently used
-        except FileNotFoundError:
-            content = fetch()
-            partial = path.with_name(f"{name}.{os.getpid()}.partial")
-            partial.write_bytes(content)
-            partial.replace(path)
+            # A power failure may have left the file empty or full of zeros.
+            if name.endswith(f"-{zlib.crc32(content)}"):
+                file_systems.offered(lambda: os.utime(path))  # mark as recently used
+                return content
+        content = fetch()
+        try:
+            file_systems.replace_file(path, content)
             self._make_room()
+        except OSError as error:  # training can continue, because the cache only saves requests
+            warnings.warn(f"can't cache dataset blocks: {error.strerror}", stacklevel=2)
         return content
 
     def _make_room(self) -> None:
