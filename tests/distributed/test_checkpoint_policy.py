@@ -137,6 +137,19 @@ def test_a_run_begins_with_the_weights_of_another(bench: Bench, unhindered: Path
     ) == 1
 
 
+def test_a_rank_that_can_t_read_the_first_weights_ends_every_rank(
+    bench: Bench, unhindered: Path
+) -> None:
+    """Rank 0, for which the others would wait in the first collective that distributes a weight."""
+    export.export(run_folder.Run(unhindered), folder := bench.folder / "unread")
+    values = {"train.parallelism.fsdp": 2, "train.init_from": str(folder)}
+    _, code, output = train(bench, "lost:0", "unread", **values)
+    assert code == 1 and "Traceback" not in output, output
+    assert (
+        "can't load a Hugging Face folder on rank 0\n  why: model.safetensors: is missing" in output
+    )
+
+
 def test_the_card_of_a_continued_run_says_what_it_was_continued_from_and_the_next_one_too(
     bench: Bench, unhindered: Path
 ) -> None:

@@ -141,16 +141,24 @@ def load(peers: Peers, store: CheckpointStore, found: Commit, parts: Parts, devi
 
 def load_weights(peers: Peers, address: str, parts: Parts, config: Config) -> str:
     """Loads the weights that `train.init_from` names and returns their address."""
+    held: State = {}
     if found := peers.one(
         "can't check train.init_from for a platform's checkpoint",
         lambda: platforms.checkpoint_at(address),
     ):
-        peers.all("can't load a platform's checkpoint", lambda: load_foreign(*found, parts, config))
+        peers.all(
+            "can't load a platform's checkpoint",
+            lambda: held.update(load_foreign(*found, parts, config)),
+        )
+        parts.set_weights(held, whole=True)
         return str(found[1])
     if address.startswith(HUB) or (Path(address) / shapes.CONFIG).is_file():
         peers.all(
-            "can't load a Hugging Face folder", lambda: load_folder(address, parts, config.model)
+            "can't load a Hugging Face folder",
+            lambda: held.update(load_folder(address, parts, config.model)),
         )
+        # not inside `all`, because a sharded model distributes weights in collectives
+        parts.set_weights(held, whole=True)
         for line in notes(folder_of(address), config.model) if peers.first else ():
             print(line)
         return pinned(address)
@@ -163,15 +171,17 @@ def load_weights(peers: Peers, address: str, parts: Parts, config: Config) -> st
     return store.address(step)
 
 
-def load_foreign(name: str, checkpoint: Path, parts: Parts, config: Config) -> None:
-    """Loads weights from a checkpoint written by another platform.
+def load_foreign(name: str, checkpoint: Path, parts: Parts, config: Config) -> State:
+    """Reads weights from a checkpoint written by another platform.
 
     If it includes a config.json, the model's shape must match.
     """
     platform = platforms.named(name)
     for folder in platform.described(checkpoint):
         require_shape(folder, config.model)
-    fill_parts(parts, config.model, lambda sizes: platform.load(checkpoint, config.model, sizes))
+    return read_whole(
+        parts, config.model, lambda sizes: platform.load(checkpoint, config.model, sizes)
+    )
 
 
 def load_model(store: CheckpointStore, commit: Commit, model: nn.Module) -> None:
@@ -243,8 +253,8 @@ def fill(state: State, reader: Reader) -> None:
 Load = Callable[[dict[str, torch.Size]], dict[str, torch.Tensor]]
 
 
-def load_folder(address: str, parts: Parts, shape: Model) -> None:
-    """Loads weights from a Hugging Face model folder.
+def load_folder(address: str, parts: Parts, shape: Model) -> State:
+    """Reads weights from a Hugging Face model folder.
 
     Each rank reads only the tensors that its parameters need.
 
@@ -253,17 +263,16 @@ def load_folder(address: str, parts: Parts, shape: Model) -> None:
     """
     folder = folder_of(address, weights=True)
     require_shape(folder, shape)
-    fill_parts(parts, shape, lambda sizes: huggingface_weights.load(folder, shape, sizes))
+    return read_whole(parts, shape, lambda sizes: huggingface_weights.load(folder, shape, sizes))
 
 
-def fill_parts(parts: Parts, shape: Model, load: Load) -> None:
-    """Loads this rank's parameters, reading tied ones only once."""
+def read_whole(parts: Parts, shape: Model, load: Load) -> State:
+    """Reads the unsharded weights of this rank's parameters, reading tied ones only once."""
     tied = {"lm_head.weight", "head.lm_head.weight"} if shape.tie_word_embeddings else set()
     named: dict[str, Any] = {
         name: tensor for name, tensor in parts.weights().items() if name not in tied
     }
-    tensors: dict[str, Any] = dict(load(huggingface_weights.sizes_of(named.items())))
-    parts.set_weights(tensors, whole=True)
+    return dict(load(huggingface_weights.sizes_of(named.items())))
 
 
 def read(device: Device) -> Tensor:
