@@ -193,6 +193,16 @@ def test_what_is_not_a_tensor_is_not_saved() -> None:
     assert "rate is not a tensor" in caught.value.why
 
 
+def test_an_index_too_large_to_be_read_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index, "LARGEST", 100)
+    store, snapshot = CheckpointStore(tmp_path), Snapshot(alone(), {"a": torch.zeros(3)})
+    store.begin(STEP)
+    with pytest.raises(ValueError, match="its index has more than 100 bytes"):
+        snapshot.write_index(store, STEP, [])
+
+
 @pytest.mark.parametrize("file", [index.FILE, FIRST, MARKER])
 def test_a_pickle_in_a_checkpoint_runs_nothing(folder: Path, file: str) -> None:
     harm(folder, file)

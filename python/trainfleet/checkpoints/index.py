@@ -27,7 +27,7 @@ from .store import CheckpointStore
 
 FILE = "index.json"
 SUFFIX = ".safetensors"
-LARGEST = 2**28  # maximum index size in bytes, enough for two million pieces
+LARGEST = 2**31  # maximum index size in bytes, enough for 20 million pieces
 DIMENSIONS = 8  # maximum number of dimensions of a tensor
 NUMBERS = {  # safetensors dtype → bytes per element
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2,
@@ -73,8 +73,18 @@ def file_of(rank: int) -> str:
 
 
 def render(found: CheckpointIndex) -> bytes:
-    """Serializes an index as JSON for `parse`."""
-    return json.dumps(found, default=vars, separators=(",", ":")).encode()
+    """Serializes an index as JSON for `parse`.
+
+    Raises:
+        ValueError: the index is too large for `read`.
+    """
+    return _bounded(json.dumps(found, default=vars, separators=(",", ":")).encode())
+
+
+def _bounded(data: bytes) -> bytes:
+    if len(data) > LARGEST:
+        raise ValueError(f"its index has more than {LARGEST:,} bytes")
+    return data
 
 
 def header(parts: CheckpointIndex) -> bytes:
@@ -116,10 +126,7 @@ def read(store: CheckpointStore, commit: Commit) -> CheckpointIndex:
         Broken: the index can't be read, or is inconsistent.
     """
     with judged(store, commit.step), store.open(commit.step, FILE) as stream:
-        data = stream.read(LARGEST + 1)
-        if len(data) > LARGEST:
-            raise ValueError(f"its index has more than {LARGEST:,} bytes")
-        return parse(data, commit.files)
+        return parse(_bounded(stream.read(LARGEST + 1)), commit.files)
 
 
 @contextmanager
