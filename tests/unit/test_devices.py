@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from test_engine_parts import TRAIN
@@ -18,13 +20,14 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from trainfleet import devices, models
 from trainfleet.config import Settings, load
 from trainfleet.config.types import Model
-from trainfleet.devices import cuda
+from trainfleet.devices import cuda, neuron
 from trainfleet.devices.cpu import Cpu
 from trainfleet.engine import optimizer
 from trainfleet.engine.__main__ import products
 from trainfleet.engine.checkpoint.checkpoint_group import Peers
 from trainfleet.engine.parallel import blocks
 from trainfleet.engine.parallel.gradients import Mesh
+from trainfleet.engine.timing import Stopwatch
 from trainfleet.engine.world import join
 from trainfleet.hardware import accelerators, node_types
 from trainfleet.trust.errors import RunError
@@ -100,6 +103,34 @@ def test_a_rank_without_a_gpu_of_its_own_is_refused(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("LOCAL_RANK", "4")
     error = refused("cuda")
     assert "local rank 4 has no GPU" in error.what and "torch finds 4" in error.why
+
+
+@pytest.mark.parametrize("kind", [cuda.Cuda, neuron.Neuron])
+def test_a_part_of_a_step_is_timed_well_after_a_week_of_training(
+    kind: type[devices.Device], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drivers return the milliseconds between two events in fp32."""
+    now = [0.0]
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            self.time = math.nan
+
+        def record(self) -> None:
+            self.time = now[0]
+
+        def elapsed_time(self, end: Event) -> float:
+            return float(np.float32(1000 * (end.time - self.time)))
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch, "neuron", SimpleNamespace(Event=Event), raising=False)
+    watch = Stopwatch(0.0, clock=object.__new__(kind).clock)
+    for step in (1, 2):
+        watch.begin(step, sampled=True)
+        with watch.part("forward"):
+            now[0] += 0.005
+        assert watch.parts() == {"forward": pytest.approx(0.005, rel=0.01)}
+        now[0] += 7 * 86400
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from trainfleet.config import Settings, load
 from trainfleet.devices.cpu import Cpu
 from trainfleet.devices.cuda import Cuda
 from trainfleet.devices.neuron import Neuron
-from trainfleet.engine.timing import Reading, Stopwatch, merge, summarize
+from trainfleet.engine.timing import Stopwatch, merge, summarize
 from trainfleet.health.heartbeat_format import Beat
 from trainfleet.health.watchdog import is_slow
 from trainfleet.launch.command import sized
@@ -87,13 +87,8 @@ def test_products_and_attention_are_summed_outside_of_the_optimizer() -> None:
 
 
 def test_parts_are_timed_in_sampled_steps_only_and_on_the_device_s_clock() -> None:
-    ticks = iter(range(100))
-
-    def clock() -> Any:
-        moment = float(next(ticks))
-        return lambda: moment
-
-    watch = Stopwatch(0.0, clock=clock)
+    ticks = map(float, range(100))
+    watch = Stopwatch(0.0, clock=lambda: next(ticks))
     for sampled, parts in ((False, {}), (True, {"data": 3.0, "forward": 2.0, "backward": 1.0})):
         watch.begin(1, sampled=sampled)
         for _ in watch.fetch(iter((1, 2))):  # two batches, and the end of them
@@ -108,7 +103,7 @@ def test_what_backward_waits_for_when_all_is_computed_is_communication() -> None
     now = [0.0]
     first, watch = (
         nn.Linear(2, 2),
-        Stopwatch(0.0, clock=lambda: (lambda moment: lambda: moment)(now[0])),
+        Stopwatch(0.0, clock=lambda: now[0]),
     )
     watch.hear(first)
 
@@ -141,9 +136,8 @@ class Queue:
     def work(self, seconds: float) -> None:
         self.until += seconds
 
-    def clock(self) -> Reading:
-        moment = self.until
-        return lambda: moment
+    def clock(self) -> float:
+        return self.until
 
 
 class Takes(nn.Module):

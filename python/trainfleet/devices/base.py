@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
@@ -26,6 +27,21 @@ class Dice(Protocol):
     def get_state(self) -> Tensor: ...
     def set_state(self, state: Tensor, /) -> object: ...
     def manual_seed(self, seed: int, /) -> object: ...
+
+
+@dataclass(frozen=True)
+class DeviceEvent:
+    """Event in a device's queue."""
+
+    event: Any
+
+    def __sub__(self, earlier: DeviceEvent) -> float:
+        """Returns the seconds since an earlier event, once the device has reached both.
+
+        Every pair is measured directly. Times since one origin would lose precision over days,
+        because CUDA returns them in fp32.
+        """
+        return float(earlier.event.elapsed_time(self.event)) / 1000
 
 
 class Device(Protocol):
@@ -108,16 +124,14 @@ class Device(Protocol):
         """Waits until the device has finished all queued work."""
         ...
 
-    def clock(self) -> Callable[[], float]:
-        """Records an event in the device's queue and returns a function that reads its time in
-        seconds.
+    def clock(self) -> Any:
+        """Records an event in the device's queue. The difference of two events is in seconds.
 
-        Call that function only after the device has reached the event. By default it reads the host
-        clock. On a device that only records operations, it therefore measures the recording, and
-        only the profiler reports device times.
+        Subtract them only after the device has reached both. By default returns the host's time. On
+        a device that only records operations, it therefore measures the recording, and only the
+        profiler reports device times.
         """
-        moment = time.perf_counter()
-        return lambda: moment
+        return time.perf_counter()
 
     def host_buffer(self, like: Tensor) -> Tensor:
         """Returns a contiguous host tensor with the same shape and dtype, for fast copies from the

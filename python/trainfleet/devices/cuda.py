@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ from torch.distributed import distributed_c10d
 from ..hardware import node_types
 from ..hardware.accelerators import find_accelerator
 from ..trust.errors import RunError
-from .base import COSTLY, Device, this_rank
+from .base import COSTLY, Device, DeviceEvent, this_rank
 
 DRIVER = Path("/proc/driver/nvidia/version")
 TARGET = re.compile(r"(sm|compute)_(\d+)(\d)")  # sm_90a means 9.0
@@ -94,12 +94,10 @@ class Cuda(Device):
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.torch_device)
 
-    def clock(self) -> Callable[[], float]:
+    def clock(self) -> DeviceEvent:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
-        # CUDA events have no absolute time, so measure from the first one.
-        first = self._first = getattr(self, "_first", event)
-        return lambda: first.elapsed_time(event) / 1000
+        return DeviceEvent(event)
 
     def host_buffer(self, like: Tensor) -> Tensor:
         # Pinned memory allows DMA at full bus speed.

@@ -32,7 +32,7 @@ from ..process.processes import die_with_parent
 from ..run.run_folder import COMPILED
 from ..trust import untrusted_input
 from ..trust.errors import InputError, RunError
-from .base import COSTLY, Call, Device, Dice, this_rank
+from .base import COSTLY, Call, Device, DeviceEvent, Dice, this_rank
 
 TYPE, GROUP = "neuron", "neuron"
 # first torch-neuronx version based on TorchNeuron; earlier ones are based on PyTorch/XLA
@@ -117,12 +117,10 @@ class Neuron(Core):
     def synchronize(self) -> None:
         self.module.synchronize()
 
-    def clock(self) -> Callable[[], float]:
+    def clock(self) -> DeviceEvent:
         event = self.module.Event(enable_timing=True)
         event.record()
-        # Events have no absolute time, so measure from the first one.
-        first = self._first = getattr(self, "_first", event)
-        return lambda: float(first.elapsed_time(event)) / 1000
+        return DeviceEvent(event)
 
     def generators(self) -> Sequence[Dice]:
         return [torch.default_generator, GeneratorState(self.module)]

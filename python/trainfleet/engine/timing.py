@@ -24,9 +24,9 @@ from ..run.run_folder import Record, write_atomic
 # number of recent steps over which work time is averaged to find stragglers
 STEPS_JUDGED = 10
 Item = TypeVar("Item")
-# Function that returns an event's time in seconds on the device clock. Call it only after the
-# device has passed the event (devices/base.py).
-Reading = Callable[[], float]
+# Event on the device clock. The difference of two events is in seconds. Subtract them only after
+# the device has passed both (devices/base.py).
+Reading = Any
 
 # valid names for Stopwatch.part
 PARTS = ("data", "forward", "backward", "pipeline", "optimizer")
@@ -45,12 +45,6 @@ MOST = 12  # maximum number of operations in a summary
 Span = tuple[float, float]  # start and end in microseconds
 
 
-def now() -> Reading:
-    """Records the current time on the host clock."""
-    moment = time.perf_counter()
-    return lambda: moment
-
-
 class Stopwatch:
     """Assigns each second of a run to a stage.
 
@@ -66,7 +60,7 @@ class Stopwatch:
         self,
         started: float,
         heart: Heart | None = None,
-        clock: Callable[[], Reading] = now,
+        clock: Callable[[], Reading] = time.perf_counter,
         at_step: Callable[[int], None] = lambda step: None,
     ) -> None:
         """Starts the stopwatch. `at_step` is called at the start of every step."""
@@ -151,7 +145,7 @@ class Stopwatch:
 
         The device must have finished these steps.
         """
-        seconds = [sum(ended() - began() for began, ended in step) for step in self.work if step]
+        seconds = [sum(ended - began for began, ended in step) for step in self.work if step]
         self.work.clear()
         if self.heart and seconds:
             self.heart.busy = sum(seconds) / len(seconds)
@@ -204,7 +198,7 @@ class Stopwatch:
         """
         found: dict[str, float] = {}
         for name, began, ended in self.spans:
-            found[name] = found.get(name, 0.0) + ended() - began()
+            found[name] = found.get(name, 0.0) + (ended - began)
         return found
 
     def _at(self, phase: str, step: int) -> None:
