@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import io
 import json
+import os
 import subprocess
 import sys
 import zlib
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -111,6 +115,23 @@ def test_a_look_finds_what_is_missing_or_cut_and_reading_it_the_rest(
     (folder / "c").write_bytes(b"cxcc")
     assert [entry.fault for entry in store.look()] == ["a is missing; b has 3 bytes, not 4"]
     assert "c does not match its checksum" in store.damage(4, "c", commit.files["c"])
+
+
+@pytest.mark.parametrize("code", [errno.ESTALE, errno.ETIMEDOUT, errno.EIO])
+def test_only_a_disk_s_read_error_is_damage(
+    store: CheckpointStore, config: Config, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """What a file server fails to read once is not set aside for good."""
+    put(store, config, 4)
+    (name, file), *_ = store.read(4).files.items()
+
+    class Failing(io.BytesIO):
+        def read(self, *_: object) -> bytes:
+            raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(store, "open", lambda *_: Failing(bytes(file.size)))
+    with nullcontext() if code == errno.EIO else pytest.raises(OSError, match=os.strerror(code)):
+        assert store.damage(4, name, file) == f"{name} can't be read: {os.strerror(code)}"
 
 
 def test_a_save_takes_the_place_of_a_damaged_one_of_its_step(

@@ -23,6 +23,7 @@ https://docs.aws.amazon.com/AmazonS3/latest/userguide/optimizing-performance.htm
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -42,6 +43,8 @@ from .marker import BROKEN, MARKER, MARKER_BYTES, NAME, Broken, Commit, FileSum,
 
 SPREAD = 16  # `parts-` prefixes
 CHUNK = 2**20  # bytes per read
+# Read errors of a damaged disk or file system. Others, such as ESTALE, come from a file server.
+DAMAGED = "EIO", "EBADMSG", "ENODATA", "EUCLEAN"
 
 
 @dataclass(frozen=True)
@@ -209,13 +212,19 @@ class CheckpointStore:
             return ListedCheckpoint(step, self.address(step), commit, error.what)
 
     def damage(self, step: int, name: str, file: FileSum) -> str:
-        """Describes the damage to a checkpoint's file, or returns "" if every byte is intact."""
+        """Describes the damage to a checkpoint's file, or returns "" if every byte is intact.
+
+        Raises:
+            OSError: the file can't be read now, but may be intact.
+        """
         if fault := self._resized(step, name, file):
             return fault
         try:
             with self.open(step, name) as stream:
                 found = checksum(stream)
         except OSError as error:
+            if errno.errorcode.get(error.errno or 0) not in DAMAGED:
+                raise
             return f"{name} can't be read: {error.strerror or error}"
         if found == file:
             return ""
