@@ -350,6 +350,17 @@ def full(path: Path, target: Path, replace: Callable[[Path, Path], Path] = Path.
     return replace(path, target)
 
 
+def test_a_node_s_tokenizer_of_an_earlier_dataset_is_replaced(data: Data, tmp_path: Path) -> None:
+    remote = replace(data, name="remade", tokenized_path="s3://bucket/sets")
+    assert tokenize(remote, ALONE, tmp_path / "made")
+    own = tmp_path / "here/remade/tokenizer.json"
+    Dataset.open(own.parent, remote)
+    good = own.read_bytes()
+    own.write_bytes(good.replace(b'"', b' "', 1))
+    Dataset.open(own.parent, remote)
+    assert own.read_bytes() == good
+
+
 @pytest.mark.parametrize("left", [b"", bytes(2000), None], ids=["empty", "zeros", "full disk"])
 @pytest.mark.filterwarnings("default")
 def test_a_cache_that_a_crash_or_a_full_disk_spoiled_gives_the_same_tokens(

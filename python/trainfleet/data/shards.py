@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..config.conversion import LARGEST, SETTINGS
+from ..config.conversion import SETTINGS
 from ..config.vocabulary import FILE
 from ..process import file_systems
 from ..run.run_folder import unwritable
@@ -420,14 +420,14 @@ def verify(store: DatasetStore, manifest: Manifest) -> Iterator[str]:
 
 
 def _check_tokenizer(store: DatasetStore, manifest: Manifest) -> None:
-    path = store.folder / FILE
-    content = untrusted_input.read_bytes(path, LARGEST) if path.exists() else store.read(FILE)
+    content = store.read(FILE)
     if content is None or hashlib.sha256(content).hexdigest() != manifest.tokenizer_sha256:
         what = "is not the tokenizer that the dataset was built with" if content else "is missing"
         raise DataError(what, where=store.describe(FILE), next=remake(store))
+    here = LocalFiles(store.folder)  # may contain the files of an earlier dataset in S3
     for name in (FILE, SETTINGS):
-        if not (store.folder / name).exists() and (content := store.read(name)):
-            LocalFiles(store.folder).write(name, content)
+        if (content := store.read(name)) and content != here.read(name):
+            here.write(name, content)
 
 
 def _some_blocks(shards: tuple[Shard, ...]) -> list[tuple[Shard, int]]:
