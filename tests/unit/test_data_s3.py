@@ -229,6 +229,19 @@ def test_a_copy_on_a_node_s_own_disk_gives_the_same_batches(
     )
 
 
+def test_a_copy_is_on_the_disk_before_its_manifest(
+    run: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a power failure leaves a manifest, and token files that are short or have holes."""
+    fsync, synced = os.fsync, list[int]()
+    monkeypatch.setattr(
+        os, "fsync", lambda file: (synced.append(os.fstat(file).st_ino), fsync(file))[1]
+    )
+    folder = local_copy.copy(run, tmp_path)
+    inodes = {path.name: path.stat().st_ino for path in folder.rglob("*.*")}
+    assert synced.index(inodes.pop("manifest.json")) >= max(map(synced.index, inodes.values()))
+
+
 def test_a_copy_that_is_damaged_or_not_worth_it_is_none(
     run: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

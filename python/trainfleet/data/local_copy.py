@@ -21,6 +21,7 @@ from pathlib import Path
 from ..config import Config, load_resolved
 from ..config.conversion import SETTINGS
 from ..config.vocabulary import FILE
+from ..process import file_systems
 from ..run import run_folder
 from ..run.run_folder import Run
 from ..storage.files import LocalFiles
@@ -81,7 +82,7 @@ def copy(config: Config, disk: Path) -> Path:
         index = b"".join(stream(store, f"{shard.path}.idx"))
         if hashlib.sha256(index).hexdigest() != shard.idx_sha256:
             raise damaged(store, f"{shard.path}.idx")
-        (here.folder / f"{shard.path}.idx").write_bytes(index)
+        file_systems.replace_file(here.folder / f"{shard.path}.idx", index, durable=True)
     chat = (SETTINGS,) if manifest.settings.conversations else ()
     for name in (FILE, *chat, MANIFEST):
         here.write(name, store.read(name) or b"")
@@ -128,6 +129,8 @@ def _bring_tokens(store: DatasetStore, path: Path, shard: Shard, width: int) -> 
 
         for _ in pool.map(bring, range(len(shard.blocks))):
             pass
+        # The name must not survive a power failure that the content does not.
+        os.fsync(file.fileno())
     partial.replace(path)
 
 
