@@ -327,6 +327,21 @@ def test_a_claim_whose_answer_was_lost_is_known_again(
         assert not server.lost
 
 
+def test_a_renewal_whose_answer_was_lost_is_a_renewal(
+    server: Busy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped, address = threading.Event(), "s3://bucket/renewed/lock"
+    before = signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+    monkeypatch.setattr(dataset_store, "RENEW", 0.05)
+    try:
+        with Claim(address, "0123"):
+            server.lost = "/renewed/lock"
+            assert not stopped.wait(1) and not server.lost
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert s3.read(address) is None
+
+
 def test_a_job_that_was_taken_for_dead_stops(
     server: Busy, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -136,8 +136,8 @@ class Claim:
         while not (mine := self._put("")):
             if (found := s3.read_version(self.address)) is None:
                 continue
-            (lock, holder), version = found[0].decode().split(" ", 1), found[1]
-            if lock == self.lock or (version == seen and time.monotonic() - since > LAPSE):
+            holder, version = found[0].decode().partition(" ")[2], found[1]
+            if version == seen and time.monotonic() - since > LAPSE:
                 if mine := self._put(version):
                     return mine
             elif not seen:
@@ -153,7 +153,11 @@ class Claim:
     def _put(self, version: str) -> str:
         self.count += 1  # Consecutive writes must differ, so that the ETag changes.
         content = f"{self.lock} {socket.gethostname()} (process {os.getpid()}, claim {self.count})"
-        return s3.write_if(self.address, content.encode(), version)
+        if mine := s3.write_if(self.address, content.encode(), version):
+            return mine
+        # This claim may already be there: a request is retried if its response is lost.
+        found = s3.read_version(self.address)
+        return found[1] if found and found[0].startswith(f"{self.lock} ".encode()) else ""
 
     def _renew(self) -> None:
         while not self.ended.wait(RENEW):
