@@ -6,7 +6,6 @@ import dataclasses
 import errno
 import io
 import json
-import os
 import subprocess
 import sys
 import zlib
@@ -25,7 +24,7 @@ from trainfleet.checkpoints.store import CheckpointStore, stays, store_of
 from trainfleet.config import Config, Settings, dump_resolved, load
 from trainfleet.run import run_folder
 from trainfleet.run.run_folder import Run
-from trainfleet.trust.errors import ConfigError, RunError
+from trainfleet.trust.errors import ConfigError, RunError, S3Error
 
 ROOT = Path(__file__).parents[2]
 CONFIG = "name: line\ndata: {sources: [text]}\n"
@@ -117,21 +116,33 @@ def test_a_look_finds_what_is_missing_or_cut_and_reading_it_the_rest(
     assert "c does not match its checksum" in store.damage(4, "c", commit.files["c"])
 
 
-@pytest.mark.parametrize("code", [errno.ESTALE, errno.ETIMEDOUT, errno.EIO])
+@pytest.mark.parametrize(
+    ("error", "damage"),
+    [
+        (OSError(errno.ESTALE, "stale"), False),
+        (OSError(errno.ETIMEDOUT, "slow"), False),
+        (S3Error("S3 is busy"), False),  # which has EIO's number too
+        (OSError(errno.EIO, "bad"), True),
+    ],
+)
 def test_only_a_disk_s_read_error_is_damage(
-    store: CheckpointStore, config: Config, monkeypatch: pytest.MonkeyPatch, code: int
+    store: CheckpointStore,
+    config: Config,
+    monkeypatch: pytest.MonkeyPatch,
+    error: OSError,
+    damage: bool,
 ) -> None:
-    """What a file server fails to read once is not set aside for good."""
+    """What a file server or a bucket fails to read once is not set aside for good."""
     put(store, config, 4)
     (name, file), *_ = store.read(4).files.items()
 
     class Failing(io.BytesIO):
         def read(self, *_: object) -> bytes:
-            raise OSError(code, os.strerror(code))
+            raise error
 
     monkeypatch.setattr(store, "open", lambda *_: Failing(bytes(file.size)))
-    with nullcontext() if code == errno.EIO else pytest.raises(OSError, match=os.strerror(code)):
-        assert store.damage(4, name, file) == f"{name} can't be read: {os.strerror(code)}"
+    with nullcontext() if damage else pytest.raises(type(error)):
+        assert store.damage(4, name, file) == f"{name} can't be read: bad"
 
 
 def test_a_save_takes_the_place_of_a_damaged_one_of_its_step(

@@ -38,7 +38,7 @@ from ..run.run_folder import Run, step_name, sync_folder
 from ..storage import s3
 from ..storage.files import BucketFiles, Files, LocalFiles
 from ..trust import untrusted_input
-from ..trust.errors import InputError, RunError
+from ..trust.errors import InputError, RunError, S3Error
 from .marker import BROKEN, MARKER, MARKER_BYTES, NAME, Broken, Commit, FileSum, parse
 
 SPREAD = 16  # `parts-` prefixes
@@ -223,7 +223,7 @@ class CheckpointStore:
             with self.open(step, name) as stream:
                 found = checksum(stream)
         except OSError as error:
-            if errno.errorcode.get(error.errno or 0) not in DAMAGED:
+            if isinstance(error, S3Error) or errno.errorcode.get(error.errno or 0) not in DAMAGED:
                 raise
             return f"{name} can't be read: {error.strerror or error}"
         if found == file:
