@@ -99,6 +99,17 @@ def test_what_is_set_aside_is_kept_until_it_is_removed(bucket: CheckpointStore) 
     assert not s3.list_objects(bucket.files.describe(""))
 
 
+def test_a_sweep_does_not_rely_on_a_listing_alone(
+    bucket: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with bucket.create(4, "part") as stream:
+        stream.write(b"x")
+    bucket.commit(4, "marker")
+    monkeypatch.setattr(bucket, "steps", list)  # a listing from before the commit
+    bucket.sweep()
+    assert bucket.size(4, "part") == 1
+
+
 def test_a_refusal_for_good_names_the_object(server: Server) -> None:
     with (
         pytest.raises(OSError, match=r"(?s)s3://elsewhere/run/.*NoSuchBucket") as caught,

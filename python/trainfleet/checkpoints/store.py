@@ -160,7 +160,9 @@ class CheckpointStore:
         s3.abort_uploads(self.files.describe(""))
         kept = {*self.steps(), *self.broken()}
         for name in {name for place in self.places for name in self.files.folders(place)}:
-            if (match := NAME.fullmatch(name)) and (step := int(match[1])) not in kept:
+            match = NAME.fullmatch(name)
+            # Read the marker too, because a compatible server's listing may be stale.
+            if match and (step := int(match[1])) not in kept and self.marker(step) is None:
                 self.abandon(step)
 
     def free(self) -> int | None:
