@@ -29,7 +29,7 @@ LAYOUTS = {
     "ddp4": (4, {}),
     "fsdp2": (2, {"fsdp": 2}),
     "zero1": (2, {"fsdp": 2, "zero_stage": 1}),
-    "hsdp": (4, {"fsdp": 2}),
+    "hsdp": (4, {"fsdp": 2, "train.micro_batch_size": 1}),  # two micro-batches per rank
     "tp2": (2, {"tensor": 2}),
     "pp2": (2, {"pipeline": 2}),
     "pp3": (3, {"pipeline": 3}),  # 4 micro-batches through stages of one and two blocks

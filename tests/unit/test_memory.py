@@ -5,6 +5,7 @@ Collectives of a fake process group move nothing, but every rank's tensors have 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,13 @@ import torch.distributed as dist
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import foreach_all_gather
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from allocations import CONFIG, measure
+from allocations import CONFIG, batches, measure
 from trainfleet.config import Settings, load
 from trainfleet.config.limits import is_half
 from trainfleet.config.memory import memory_of
 from trainfleet.devices.cpu import Cpu
 from trainfleet.engine.parallel import arrange
+from trainfleet.engine.timing import Stopwatch
 from trainfleet.engine.world import World
 
 ALONE = "fleet.nodes=1 train.global_batch_size=8"
@@ -93,6 +95,18 @@ def test_a_loss_in_pieces_takes_what_is_reckoned(
     reckoned = memory_of(config, is_half(config))
     _, peak = measure(config, World(0, config.world_size, 0, Cpu()))
     assert 0.95 * peak < reckoned.total < 1.06 * peak, f"{reckoned} for {peak}, pieces of {limit}"
+
+
+def test_replicas_add_up_their_gradients_once_per_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    layout = "train.parallelism.fsdp=4 train.micro_batch_size=2"
+    config, _ = load(Settings(tmp_path / "config.yaml", layout))
+    parts: Any = arrange(config, World(0, 8, 0, Cpu()))
+    monkeypatch.setattr("torch.distributed.all_reduce", added := Mock(wraps=dist.all_reduce))
+    parts.train(batches(config, parts.micro_batches), Stopwatch(time.time()))
+    assert parts.micro_batches >= 4 and added.call_count == 6 + 1  # six blocks and the rest
 
 
 @pytest.mark.parametrize(

@@ -163,9 +163,12 @@ class Division(TorchParts):
 
     def _pass(self, batch: MicroBatch, left: int, watch: Stopwatch) -> Tensor:
         root = self.stages[0]
-        if isinstance(root, FSDPModule) and self.mesh.layout.zero_stage == 1:
-            root.set_requires_gradient_sync(left == 0)
-            root.set_reshard_after_backward(left == 0)
+        if isinstance(root, FSDPModule):
+            # Replicas all-reduce the sum over micro-batches once per step.
+            root.set_requires_all_reduce(left == 0)
+            if self.mesh.layout.zero_stage == 1:
+                root.set_requires_gradient_sync(left == 0)
+                root.set_reshard_after_backward(left == 0)
         batch = self.part(batch)
         reduction, divisor = batch.averaged(self.micro_batches, self.model.parts)
         with watch.own_work():
