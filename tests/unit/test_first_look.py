@@ -160,10 +160,20 @@ def test_a_goal_that_is_no_verb_is_refused_also_where_a_file_has_its_name(
     assert code != 0 and "no such verb" in text and "installing" not in text
 
 
-def test_a_goal_beside_a_verb_is_refused_too(desk: Path) -> None:
+@pytest.mark.parametrize("goals", [("clean", "hf", "PURGE=1", "YES=1"), ("-j4", "hf", "clean", "PURGE=1", "YES=1"),
+                                   ("recipes", "clean", "tests", "PURGE=1", "YES=1"), ("-k", "clean", "b.yaml", "PURGE=1", "YES=1")])  # fmt: skip
+def test_a_goal_beside_a_verb_is_refused_before_any_verb_does_anything(
+    desk: Path, goals: tuple[str, ...]
+) -> None:
     (desk / "tests").mkdir()
-    code, text = make(desk, "recipes", "tests")
-    assert code != 0 and "is not a verb" in text
+    for name in ("first-run", "hf"):
+        (desk / "runs" / name / "checkpoints").mkdir(parents=True)
+        (desk / "runs" / name / "config.yaml").write_text(f"name: {name}\n")
+    code, text = make(desk, *goals)
+    meant = {"hf": "RUN=hf", "tests": "test", "b.yaml": "CONFIG=b.yaml"}
+    word = next(goal for goal in goals if goal in meant)
+    assert code != 0 and f"error: {word!r} is not a verb; did you mean {meant[word]}?\n" in text
+    assert (desk / "runs/first-run/checkpoints").exists() and "configs" not in text
 
 
 def test_a_misspelt_verb_installs_nothing_on_a_bare_machine(desk: Path) -> None:

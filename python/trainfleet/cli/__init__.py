@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ..node.placement import require_numbers
 from ..process import install_paths
-from ..run.run_folder import unwritable
+from ..run.run_folder import named_runs, unwritable
 from ..trust.errors import ConfigError, NoSource, RunError, TrainfleetError, tell
 from ..trust.safe_output import TYPED, guarded
 from ..trust.spelling import suggest
@@ -92,6 +92,8 @@ FILES = {
     "checkout": "new_backend test check release",
 }
 
+# targets of the Makefile that are not verbs of this program
+OTHER_GOALS = ("drills", ".venv/.stamp", ".venv/.stamp-test")
 OF_A_CHECKOUT = ("test", "check", "release")
 
 
@@ -106,10 +108,15 @@ def main(arguments: Sequence[str]) -> int:
             from ..hosts.head import received_verb
 
             arguments = received_verb(sys.stdin.fileno())
-        if help_ := described(arguments, os.environ.get("MAKECMDGOALS", "").split()):
+        goals = os.environ.get("MAKECMDGOALS", "").split()
+        if help_ := described(arguments, goals):
             with guarded():
                 print(help_)
             return 0
+        # make runs its goals in order, so the first verb must refuse a later word that is none.
+        for goal in goals:
+            if goal not in OTHER_GOALS:
+                _verb([goal])
         verb = _verb(arguments)
         variables = read_variables(verb, VERBS[verb], arguments[1:])
         if "OFFLINE" in variables:
@@ -239,8 +246,9 @@ def _verb(arguments: Sequence[str]) -> str:
     verb = arguments[0] if arguments else ""
     if verb in VERBS:
         return verb
-    error = TrainfleetError(
-        f"{verb!r} is not a verb{suggest(verb, VERBS)}", next="make shows all verbs"
-    )
+    meant = f"; did you mean RUN={verb}?" if verb in named_runs() else suggest(verb, VERBS)
+    if verb.endswith((".yaml", ".yml")):
+        meant = f"; did you mean CONFIG={verb}?"
+    error = TrainfleetError(f"{verb!r} is not a verb{meant}", next="make shows all verbs")
     error.exit_code = ConfigError.exit_code
     raise error

@@ -173,6 +173,11 @@ def run_of(name: str, root: Path = RUNS) -> Run:
     return Run(root / name)
 
 
+def named_runs() -> list[str]:
+    """Returns the names of the runs on this machine."""
+    return [path.parent.name for path in RUNS.glob("*/config.yaml")]
+
+
 def step_name(step: int) -> str:
     """Returns a step's folder name, such as step-00000100."""
     return f"step-{step:08d}"
