@@ -82,6 +82,26 @@ def test_a_run_in_format_1_is_refused_by_name_and_hides_no_other_run(
     assert "kept runs/old" in said
 
 
+@pytest.mark.parametrize("verb", ["clean", "stop", "status", "checkpoints", "logs"])
+def test_a_copied_folder_is_not_the_run_that_it_was_copied_from(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree("runs/slow", "runs/copy")
+    words = ["PURGE=1", "YES=1"] if verb == "clean" else []
+    for more in (["RUN=copy"], ["RUN=fast", "SET=name=slow"]):
+        assert command([verb, *more, *words]) == 2
+        said = capsys.readouterr().err
+        assert f"config.yaml or SET gives {more[0][4:]} the name slow" in said, said
+    assert Path("runs/slow/results.json").exists()
+    path = Path("runs/copy/config.yaml")
+    path.write_text(path.read_text().replace("name: slow", "name: copy", 1))  # as the message says
+    assert command(["status", "RUN=copy"]) == 0
+    assert capsys.readouterr().out.startswith("copy ")
+    path.unlink()
+    assert command(["status", "RUN=copy"]) == 2  # make runs lists it
+    assert "runs/copy has lost its config.yaml" in capsys.readouterr().err
+
+
 MEASURED = "fast-scaling-1123-101112-n2"  # a part of make scaling
 
 

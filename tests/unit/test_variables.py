@@ -123,6 +123,24 @@ def test_a_variable_of_another_verb_is_refused() -> None:
         read_variables("train", ALLOWED, ["PURGE=1"], {})
 
 
+@pytest.mark.parametrize(("words", "kept", "fault"), [
+    (["RUN=a", "CONFIG=b.yaml"], {}, "RUN: can't be combined with CONFIG"), (["RUN=a"], {"RUN": "a"}, ""),
+    (["CONFIG=b.yaml"], {"CONFIG": "b.yaml"}, ""), ([], {}, "RUN: can't be combined with CONFIG"),
+    (["RUN=a", "NODES=2", "SET=fleet.nodes=4"], {}, "NODES: can't be combined with fleet.nodes in SET"),
+])  # fmt: skip
+def test_what_names_a_run_or_a_size_twice_is_refused(
+    words: list[str], kept: dict[str, str], fault: str
+) -> None:
+    """A variable in the environment gives way to one in the command."""
+    around = {"RUN": "old", "CONFIG": "old.yaml"}
+    try:
+        found = read_variables("v", (*ALLOWED, "RUN"), words, around)
+    except ConfigError as error:
+        assert fault and fault in str(error)
+    else:
+        assert not fault and found == kept
+
+
 def test_words_win_over_make_and_make_over_the_environment() -> None:
     environment = {
         "NODES": "1",

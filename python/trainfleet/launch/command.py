@@ -30,7 +30,7 @@ from ..plan.job import Request, tokenize_job, train_job
 from ..plan.measurement import counts_of
 from ..plan.plan import Plan, make_plan
 from ..report.history import by_name, few_digits
-from ..run.run_folder import DATA, RUNS, Run, read_json, run_of
+from ..run.run_folder import DATA, Run, named_runs, read_json, run_of
 from ..trust.errors import ConfigError, NoSource, Problem, RunError
 from ..trust.spelling import suggest
 from ..trust.untrusted_input import show
@@ -46,21 +46,32 @@ TOKEN_BYTES = 4  # approximate bytes of text per token, for common tokenizers an
 
 
 def settings_of(variables: Variables) -> Settings:
-    """Returns the config file and its overrides from a command's variables."""
+    """Returns the config file and its overrides from a command's variables.
+
+    Raises:
+        ConfigError: no run has the name in RUN, or its config or SET names another run.
+    """
     short = {"NODES": ("fleet.nodes", variables["NODES"])} if "NODES" in variables else {}
-    path = (
-        run_called(variables["RUN"]).document
-        if "RUN" in variables
-        else Path(variables.get("CONFIG", "config.yaml"))
-    )
-    return Settings(path, variables.get("SET", ""), short)
+    path, given = Path(variables.get("CONFIG", "config.yaml")), variables.get("SET", "")
+    if "RUN" not in variables:
+        return Settings(path, given, short)
+    run = run_called(variables["RUN"])
+    settings = Settings(run.document, given, short)
+    # A copied or renamed folder still contains the name of the original run.
+    if (name := load_name(settings)) != run.name:
+        message = f"{run.document} or SET gives {run.name} the name {name}"
+        then = f"rename the folder to runs/{name}, or set name: {run.name} in {run.document}"
+        raise ConfigError.of("RUN", message, next=then)
+    return settings
 
 
 def run_called(name: str) -> Run:
     """Returns the local run with the given name. Raises ConfigError if no run has that name."""
-    here = [path.parent.name for path in RUNS.glob("*/config.yaml")]
+    here = named_runs()
     if name not in here:
         message = f"there is no run named {show(name)}{suggest(name, here)}"
+        if name in named_runs("results.json"):
+            message = f"runs/{name} has lost its config.yaml"
         raise ConfigError.of("RUN", message, next="run make runs to list them")
     return run_of(name)
 

@@ -173,9 +173,9 @@ def run_of(name: str, root: Path = RUNS) -> Run:
     return Run(root / name)
 
 
-def named_runs() -> list[str]:
-    """Returns the names of the runs on this machine."""
-    return [path.parent.name for path in RUNS.glob("*/config.yaml")]
+def named_runs(file: str = "config.yaml") -> list[str]:
+    """Returns the names of the run folders on this machine that contain `file`."""
+    return [path.parent.name for path in RUNS.glob(f"*/{file}")]
 
 
 def step_name(step: int) -> str:
