@@ -102,6 +102,14 @@ def test_a_copied_folder_is_not_the_run_that_it_was_copied_from(
     assert "runs/copy has lost its config.yaml" in capsys.readouterr().err
 
 
+def test_a_run_that_has_not_begun_is_begun_with_the_config_that_was_typed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("other.yaml").write_text(TEXT.format(name="other"))
+    train = "make train CONFIG=other.yaml SET=train.steps=5"
+    assert answer(["status", *train.split()[2:]], capsys)["run"]["next"] == [train]
+
+
 MEASURED = "fast-scaling-1123-101112-n2"  # a part of make scaling
 
 

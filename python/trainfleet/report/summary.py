@@ -19,6 +19,7 @@ from ..health.lease import newest_holder, newest_standby
 from ..run.run_folder import RUNS, Record, Run
 from ..trust import untrusted_input
 from ..trust.errors import ConfigError, InputError, TrainfleetError
+from ..trust.safe_output import completed
 from .history import (
     History,
     by_name,
@@ -371,7 +372,7 @@ def next_commands(history: History) -> list[tuple[str, str]]:
     saved = history.steps_of("checkpointed")
     again = f"resumes from step {saved[-1]:,}" if saved else "starts the run"
     quiet = history.status in ("not started", "stopped")  # these states are not failures
-    return ([] if quiet else [(logs, "shows the ranks' logs")]) + [(train, again)]
+    return ([] if quiet else [(logs, "shows the ranks' logs")]) + [(completed(train), again)]
 
 
 def opening(results: Record) -> str:
