@@ -21,8 +21,9 @@ from trainfleet.config.families import FAMILIES, PRESETS
 from trainfleet.config.key import Key, schema_of
 from trainfleet.config.reference import FOLDER, files
 from trainfleet.config.schema import faults, load_schema, walk
+from trainfleet.launch.command import placed
 from trainfleet.recipes import Recipe, all_recipes
-from trainfleet.trust.errors import ConfigError
+from trainfleet.trust.errors import ConfigError, DataError, NoSource
 
 ROOT = Path(__file__).parents[2]
 
@@ -247,10 +248,39 @@ steps: 4
             "name: a\ndata: {tokenizer: no/such.json}\n",
             "data.tokenizer: no/such.json: can't be read as a tokenizer: No such file",
         ),
+        ("name: a\ntrain: {callback: after.py}\n", "; its name must end in _callback.py"),
+        (
+            "name: a\nfleet: {ssh: {port: 22}}\n",
+            "fleet.ssh.port: unknown key; did you mean fleet.hosts? Hosts of the ssh backend",
+        ),
+        (
+            "name: a\nmodel: {preset: lama-8b}\n",
+            "is neither one of the known names nor a path; did you mean llama-3-8b?",
+        ),
+        ("name: a\nmodel: {preset: zzzz}\n", "is neither one of tiny, small, llama-2-7b,"),
+        ("apiVersion: v1\nkind: Pod\nspec: {}\n", "config.yaml:1: is not a trainfleet config"),
+        ("Resources:\n  A: {Type: x}\n", "config.yaml:1: is not a trainfleet config"),
+        ("resources: {num_nodes: 1}\n", "resources: unknown key; did you mean fleet?"),
     ],
 )
 def test_each_mistake_says_what_would_be_right(tmp_path: Path, text: str, message: str) -> None:
     assert any(message in found for found in messages(tmp_path, text)), messages(tmp_path, text)
+
+
+def test_a_remedy_that_is_known_reaches_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = DataError("is gone", where="hf://a/b", why="no network.", next="run hf download a/b")
+
+    def fail(_: object) -> None:
+        raise lost
+
+    monkeypatch.setattr(sys.modules["trainfleet.config.load"], "vocabulary_size_of", fail)
+    (found,) = messages(tmp_path, "name: a\n")
+    assert "hf://a/b: is gone: no network; run hf download a/b" in found
+    monkeypatch.undo()
+    words = {"CONFIG": str(tmp_path / "config.yaml")}
+    assert placed(NoSource(lost, 0), words).next == "run hf download a/b"
 
 
 def test_variables_are_named_as_the_place_of_their_mistakes(tmp_path: Path) -> None:

@@ -212,8 +212,9 @@ def _outside_enum(key: Key, got: Any, part: Schema) -> str:
 
 def _no_path(key: Key, got: Any, part: Schema) -> str:
     allowed = [str(value) for value in part["anyOf"][0]["enum"] if value is not None]
-    known = ", ".join(allowed)
-    return f"{show(got)} is neither one of {known} nor a path{suggest(str(got), allowed)}"
+    meant = suggest(str(got), allowed)
+    known = "the known names" if meant else ", ".join(allowed)
+    return f"{show(got)} is neither one of {known} nor a path{meant}"
 
 
 def _out_of_range(key: Key, got: Any, part: Schema) -> str:
@@ -258,7 +259,11 @@ MESSAGES: dict[str, Callable[[Key, Any, Schema], str]] = {
 def _written(schema: Schema) -> str:
     """Describes a string's format by the schema's examples, or else by its pattern."""
     examples = ", ".join(map(show, schema.get("examples", ())))
-    return f"write it like {examples}" if examples else f"it must match {schema['pattern']}"
+    if not examples:
+        return f"it must match {schema['pattern']}"
+    ending = re.search(r"\w+\\\.py\$$", schema["pattern"])  # such as _model\.py$
+    told = f"; its name must end in {re.sub('[^_a-z.]', '', ending[0])}" if ending else ""
+    return f"write it like {examples}{told}"
 
 
 def nearly(part: Schema, got: Any, key: str) -> str:
@@ -340,9 +345,7 @@ def _suggestion(key: Names, siblings: list[str]) -> str:
         if "." in key[-1] and dotted(meant) == dotted(key):
             return f"; write {meant[-1]} on a separate line below {dotted(meant[:-1])}:"
         here = meant[:-1] == key[:-1]
-        told = (
-            f" {_meanings()[meant]}" if meant in synonyms().get(spelling.plain(key[-1]), ()) else ""
-        )
+        told = f" {_meanings()[meant]}" if meant in _foreign(key[-1], dotted(key[-2:])) else ""
         return f"; did you mean {meant[-1] if here else dotted(meant)}?{told}"
     return f"; known keys: {', '.join(siblings)}"
 
@@ -390,6 +393,8 @@ def _candidates(key: Names, siblings: list[str]) -> Iterator[Names]:
     An exact name in any group takes precedence over a typo.
     """
     form, here = spelling.plain(key[-1]), key[:-1]
+    if here:
+        yield from _foreign(dotted(key[-2:]))
     yield from ((*here, name) for name in _alike(form, siblings))
     yield from _exact(form, here)
     if near := spelling.slip(key[-1], siblings):
@@ -432,6 +437,11 @@ def _parts(form: str, paths: list[Names]) -> Iterator[Names]:
     yield from (path for path in paths if len(path[-1]) > 3 and f"_{path[-1]}_" in f"_{form}_")
     if len(form) > 3:
         yield from (path for path in paths if f"_{form}_" in f"_{path[-1]}_")
+
+
+def _foreign(*names: str) -> list[Names]:
+    """Returns the keys for which other programs use one of these names."""
+    return [path for name in names for path in synonyms().get(spelling.plain(name), ())]
 
 
 @cache

@@ -8,6 +8,7 @@ the library resolves are checked again before they are read.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -59,6 +60,8 @@ def open_dataset(source: str) -> Any:
     except ImportError as error:
         what = "can't be read without the package datasets"
         raise DataError(what, where=source, why=str(error), next=installing("data")) from error
+    # The library prints each of its retries; the error that follows states the cause.
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     try:
         found = dataset_of(source)
         _require_own_names(found, source)

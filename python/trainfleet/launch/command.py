@@ -85,7 +85,7 @@ def placed(error: NoSource, variables: Variables) -> ConfigError:
     message = f"{error.where or 'it'} {error.what}: {error.why}"
     return ConfigError(
         [Problem(line, where, f"data.sources[{error.entry}]", message)],
-        next="fix this entry in data.sources",
+        next=error.next or "fix this entry in data.sources",
     )
 
 
@@ -244,7 +244,9 @@ def _data(config: Config, backend: Backend) -> tuple[list[str], bool]:
         return notes, True
     found = look(config.data)  # Reports a missing source now rather than later on the nodes.
     seconds = found.seconds(node_types.local_cores())
-    size = f"{found.bytes / 1e6:,.1f} MB in {found.files:,} files, {found.units:,} units"
+    files = f"{found.files:,} file{'s' * (found.files > 1)}"
+    files += f", {found.units:,} unit{'s' * (found.units > 1)}"
+    size = f"{found.bytes / 1e6:,.1f} MB in {files}"
     notes = [
         f"{folder} will be created: {size}, about {seconds:.0f} s",
         *seen(
