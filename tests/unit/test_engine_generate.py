@@ -25,6 +25,7 @@ from trainfleet.engine import generate
 from trainfleet.engine.generate import choose, continuation
 from trainfleet.models.llama import Llama
 from trainfleet.run.run_folder import Run
+from trainfleet.trust.errors import DataError
 from trainfleet.trust.safe_output import guarded
 
 SHAPE = Model("test", "llama", 2, 32, 4, 2, 48, 64, 24, 10_000.0, 1e-5, False)
@@ -175,6 +176,17 @@ def test_a_run_says_that_it_concludes_before_it_writes_its_sample(
     recorder = SimpleNamespace(close=lambda status: None, update=lambda **_: None)
     engine.conclude(Run(tmp_path), trainer, recorder, None, "finished")  # type: ignore[arg-type]
     assert said == [("conclude", 40), "sample"]
+
+
+def test_a_chat_with_a_model_of_plain_text_points_to_make_sample(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    manifest = SimpleNamespace(settings=SimpleNamespace(conversations=False))
+    dataset = SimpleNamespace(manifest=manifest, folder=tmp_path)
+    monkeypatch.setattr(generate, "Writer", lambda _: SimpleNamespace(dataset=dataset))
+    with pytest.raises(DataError, match="was not trained on conversations") as caught:
+        list(generate.talk(argparse.Namespace(run=tmp_path)))
+    assert caught.value.next == "make sample"
 
 
 def test_ctrl_c_ends_a_sample_as_it_ends_other_verbs_and_is_how_a_chat_ends(

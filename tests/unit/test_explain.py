@@ -38,9 +38,12 @@ def test_a_log_of_all_ranks_names_the_rank_and_no_node(
 def test_a_folder_has_a_log_of_each_node(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "worker-0.log").write_text(LOST)
-    (tmp_path / "worker-1.log").write_text(MEMORY)
+    (tmp_path / "config.yaml").write_text("name: a\n")  # as in a run folder
+    (logs := tmp_path / "logs").mkdir()
+    (logs / "worker-0.log").write_text(LOST)
+    (logs / "worker-1.log").write_text(MEMORY)
     code, said = explain(capsys, tmp_path)
+    assert (code, said) == explain(capsys, logs)
     assert code == 0 and said.startswith(
         "failed: rank 3 on node 1: the device ran out of memory"
     ), said

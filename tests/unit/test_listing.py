@@ -57,9 +57,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_run_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     Path("runs/broken").mkdir()
     Path("runs/broken/results.json").write_text('{"status": "<script>", "steps": 1e999}')
+    Path("runs/empty").mkdir()
+    Path("runs/empty/results.json").touch()
     assert command(["runs"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    rows = {line.split()[0]: line for line in lines[1:4]}
+    rows = {line.split()[0]: line for line in lines[1:5]}
+    assert "unreadable: is empty" in rows["empty"]
     assert "finished" in rows["slow"] and "50 of 50" in rows["slow"] and "$12.50" in rows["slow"]
     assert "unreadable" in rows["broken"] and "script" not in rows["broken"]
 
@@ -136,8 +139,13 @@ def test_a_config_has_its_own_runs_alone(
 
 
 def test_differences_outcomes_and_a_picture(capsys: pytest.CaptureFixture[str]) -> None:
+    text = Path("config.yaml").read_text() + "watch: [two words, b]\n"
+    Path("config.yaml").write_text(text)
+    fast = load(Settings(Path("config.yaml"), "train.learning_rate=0.01"))[0]
+    Path("runs/fast/config.yaml").write_text(dump_resolved(fast))
     assert command(["compare", "RUNS=slow,fast"]) == 0
     words = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["watch", "[]", '["two', 'words",', '"b"]'] in words
     assert ["train.learning_rate", "0.001", "0.01"] in words and ["loss", "4.000", "3.000"] in words
     assert not any(
         line and line[0] in ("name", "train.steps") for line in words

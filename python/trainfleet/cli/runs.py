@@ -282,11 +282,10 @@ def _read(name: str) -> tuple[list[LogLine], int]:
             file.flush()
             logs, lines = [Path(file.name)], read_lines(Path(file.name), None)
     else:
-        logs = (
-            sorted(filter(Path.is_file, Path(name).iterdir()))
-            if Path(name).is_dir()
-            else [Path(name)]
-        )
+        path = Path(name)
+        if (path / "logs").is_dir():  # a run folder
+            path /= "logs"
+        logs = sorted(filter(Path.is_file, path.iterdir())) if path.is_dir() else [path]
         several = len(logs) > 1
         lines = [
             line

@@ -26,7 +26,7 @@ from ..models.llama import Cache
 from ..models.loss import IGNORED
 from ..models.network import Network
 from ..run.run_folder import Run
-from ..trust.errors import RunError, telling
+from ..trust.errors import DataError, RunError, telling
 from ..trust.safe_output import run_program, show_at_once
 from .batches import open_dataset
 from .checkpoint import load_model, newest
@@ -194,6 +194,10 @@ def talk(options: argparse.Namespace) -> Iterator[str]:
         DataError: the run was not trained on conversations.
     """
     writer = Writer(options)
+    if not writer.dataset.manifest.settings.conversations:
+        raise DataError(
+            "was not trained on conversations", where=str(options.run), next="make sample"
+        )
     template = ChatTemplate.read(writer.dataset.folder)
     encoder, messages = ChatEncoder(writer.tokenizer.definition), Messages()
     for asked in [options.prompt] if options.prompt else typed():

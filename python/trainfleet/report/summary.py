@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import sys
@@ -161,7 +162,10 @@ def _left_out(history: History) -> list[Row]:
     )
     told = [f"{skipped:,.0f} step{'s' * (skipped > 1)}: {SKIPPED}"] if skipped else []
     told += (
-        [f"{overflowed:,.0f} steps overflowed fp16; the loss scale is {scale:,g}"]
+        [
+            f"{overflowed:,.0f} step{'s' * (overflowed > 1)} overflowed fp16; "
+            f"the loss scale is {scale:,g}"
+        ]
         if overflowed
         else []
     )
@@ -316,9 +320,7 @@ def _loss(history: History) -> str:
 
 def value_text(value: object) -> str:
     """Formats a config value in at most 40 characters."""
-    text = (
-        "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-    )
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 40 else f"{text[:39]}…"
 
 

@@ -215,7 +215,8 @@ def parse_json(text: str, where: str, depth: int = DEEPEST) -> Any:
         )
     except json.JSONDecodeError as error:
         raise mistaken(text, where) or InputError(
-            f"is not JSON: {error.msg}", where=f"{where}:{error.lineno}"
+            f"is not JSON: {error.msg}" if text.strip() else "is empty",
+            where=f"{where}:{error.lineno}",
         ) from error
     except InputError as error:
         raise InputError(
