@@ -126,7 +126,7 @@ def test_a_variable_of_another_verb_is_refused() -> None:
 @pytest.mark.parametrize(("words", "kept", "fault"), [
     (["RUN=a", "CONFIG=b.yaml"], {}, "RUN: can't be combined with CONFIG"), (["RUN=a"], {"RUN": "a"}, ""),
     (["CONFIG=b.yaml"], {"CONFIG": "b.yaml"}, ""), ([], {}, "RUN: can't be combined with CONFIG"),
-    (["RUN=a", "NODES=2", "SET=fleet.nodes=4"], {}, "NODES: can't be combined with fleet.nodes in SET"),
+    (["RUN=a", "NODES=2", "SET=fleet.nodes=4"], {}, "NODES: can't be combined with fleet.nodes=,"),
 ])  # fmt: skip
 def test_what_names_a_run_or_a_size_twice_is_refused(
     words: list[str], kept: dict[str, str], fault: str

@@ -92,8 +92,6 @@ FILES = {
     "checkout": "new_backend test check release",
 }
 
-# targets of the Makefile that are not verbs of this program
-OTHER_GOALS = ("drills", ".venv/.stamp", ".venv/.stamp-test")
 OF_A_CHECKOUT = ("test", "check", "release")
 
 
@@ -113,16 +111,8 @@ def main(arguments: Sequence[str]) -> int:
             with guarded():
                 print(help_)
             return 0
-        # make runs its goals in order, so the first verb must refuse a later word that is none.
-        for goal in goals:
-            if goal not in OTHER_GOALS:
-                _verb([goal])
-        verb = _verb(arguments)
+        verb = _verb(arguments, goals)
         variables = read_variables(verb, VERBS[verb], arguments[1:])
-        if "OFFLINE" in variables:
-            os.environ["OFFLINE"] = "1" if flag(variables, "OFFLINE") else ""
-        # The verb's child processes also read this variable.
-        os.environ[TYPED] = "" if "TRAINFLEET_HEAD" in os.environ else typed(variables)
         return _carried_out(verb, variables, started)
     except TrainfleetError as error:
         return tell(error)
@@ -141,6 +131,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _carried_out(verb: str, variables: Variables, started: float) -> int:
+    if "OFFLINE" in variables:
+        os.environ["OFFLINE"] = "1" if flag(variables, "OFFLINE") else ""
+    # The verb's child processes also read this variable.
+    os.environ[TYPED] = "" if "TRAINFLEET_HEAD" in os.environ else typed(variables)
     name = verb.replace("-", "_")
     file = next(file for file, names in FILES.items() if name in names.split())
     run: Callable[[Variables, float], int] = getattr(
@@ -242,13 +236,20 @@ def explained(error: OSError) -> TrainfleetError | None:
     )
 
 
-def _verb(arguments: Sequence[str]) -> str:
+def _verb(arguments: Sequence[str], goals: Sequence[str] = ()) -> str:
+    """Returns the verb. make runs its goals in order, so the first verb must reject a word among
+    the later goals.
+
+    Raises:
+        TrainfleetError: the first argument or one of make's goals is not a verb.
+    """
     verb = arguments[0] if arguments else ""
-    if verb in VERBS:
+    word = next((goal for goal in goals if goal not in (*VERBS, "drills")), verb)
+    if word in VERBS:
         return verb
-    meant = f"; did you mean RUN={verb}?" if verb in named_runs() else suggest(verb, VERBS)
-    if verb.endswith((".yaml", ".yml")):
-        meant = f"; did you mean CONFIG={verb}?"
-    error = TrainfleetError(f"{verb!r} is not a verb{meant}", next="make shows all verbs")
+    meant = f"; did you mean RUN={word}?" if word in named_runs() else suggest(word, VERBS)
+    if word.endswith(".yaml"):
+        meant = f"; did you mean CONFIG={word}?"
+    error = TrainfleetError(f"{word!r} is not a verb{meant}", next="make shows all verbs")
     error.exit_code = ConfigError.exit_code
     raise error

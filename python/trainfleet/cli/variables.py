@@ -81,8 +81,8 @@ LEAST, MOST = 1e-9, 1e18  # bounds of numeric variables
 LARGEST = 10**18 - 1  # maximum value of integer variables
 # Maximum length of a value, as for a path. A longer value is probably a file's contents.
 LONGEST = 4096
-# Variables that each choose the run, so that one in the command replaces the other's environment.
-RIVALS = {"RUN": "CONFIG", "CONFIG": "RUN"}
+# variable → the variable, or key in SET, that it can't be combined with
+CLASHES = {"RUN": "CONFIG", "NODES": "fleet.nodes="}
 # Variables that may be empty, because the verbs validate them.
 MAY_BE_EMPTY = ("PROMPT", "SET", "VERIFY", "FOLLOW", "WEAK", "PURGE", "YES", "RUN", "RUNS")
 
@@ -112,18 +112,20 @@ def read_variables(
     found = {
         name: environment[name]
         for name in allowed
-        if environment.get(name) and RIVALS.get(name) not in given
+        if environment.get(name) and not {name, *given} >= {"RUN", "CONFIG"}
     } | given
-    if {*RIVALS} <= found.keys():
-        problems.append(Problem(0, "RUN", "", "can't be combined with CONFIG, which names a run"))
-    if "NODES" in given and "fleet.nodes=" in found.get("SET", ""):
-        problems.append(Problem(0, "NODES", "", "can't be combined with fleet.nodes in SET"))
-    if problems:
+    if problems := [*problems, *_clashes(found)]:
         raise ConfigError(
             problems,
             next=f"{verb} takes: {', '.join(allowed) or 'no variables'}; make shows all verbs",
         )
     return {name: _at_home(value) if name in PATHS else value for name, value in found.items()}
+
+
+def _clashes(found: Variables) -> Iterator[Problem]:
+    for name, other in CLASHES.items():
+        if name in found and (other in found or other in found.get("SET", "")):
+            yield Problem(0, name, "", f"can't be combined with {other}, which sets the same thing")
 
 
 def _read_words(

@@ -19,7 +19,7 @@ import yaml
 from ..hardware import node_types
 from ..process.install_paths import page
 from ..trust import spelling, untrusted_input
-from ..trust.errors import ConfigError, DataError, InputError, Problem, TrainfleetError
+from ..trust.errors import ConfigError, DataError, InputError, Problem
 from ..trust.redaction import keep_secret, looks_secret
 from ..trust.validation import fit
 from . import cross_checks, goodput, layouts, owned_machines, schema
@@ -31,11 +31,6 @@ from .yaml_lines import DEEPEST, Key, YamlDocument, dotted, read, read_value
 # Size limits. A config with 4,096 hosts has 160 KiB.
 LARGEST, LONGEST_SET = (256 * untrusted_input.KIBIBYTE, 32 * untrusted_input.KIBIBYTE)
 KEYS = f"see all keys in {page('schema/README.md')}"
-# keys of Kubernetes, CloudFormation, Docker Compose and GitHub Actions
-FOREIGN = (
-    r"^(?-i:apiVersion|AWSTemplateFormatVersion|Resources|services|jobs) *:",
-    "is not a trainfleet config",
-)
 COMPARE = "run make config RECIPE=first-run CONFIG=new.yaml and compare with new.yaml"
 
 
@@ -141,14 +136,8 @@ def _against_preset(model: Values) -> tuple[str, str] | None:
     except InputError as error:
         keys = schema.load_schema()["properties"]["model"]["properties"]
         model["preset"] = keys["preset"]["default"]
-        return "model.preset", _told(error)
+        return "model.preset", error.line
     return ("model.family", against) if against else None
-
-
-def _told(error: TrainfleetError) -> str:
-    """Returns an error and its remedy on one line."""
-    why = f"{error.head}: {error.why}" if error.why else error.head
-    return f"{why.rstrip('.')}; {error.next}" if error.next else why
 
 
 def _blamed(
@@ -180,7 +169,7 @@ def _tokenizer_size(data: Data, report: Callable[[str, str], None]) -> int:
     try:
         return vocabulary_size_of(data)
     except DataError as error:
-        report("data.tokenizer", _told(error))
+        report("data.tokenizer", error.line)
         return data.vocab_size
 
 
@@ -268,7 +257,7 @@ def dump_known(path: Path) -> str:
 def _keys_in(path: Path) -> YamlDocument:
     """Reads a config. Rejects other file types, empty files, and files without keys."""
     document = _read(path)
-    has_keys, forms = isinstance(document.value, dict), [FOREIGN]
+    has_keys, forms = isinstance(document.value, dict), [untrusted_input.OTHER]
     if not has_keys or any("is not a key" in problem.message for problem in document.problems):
         forms += (*untrusted_input.MISTAKEN, untrusted_input.TEMPLATE)
     if other := untrusted_input.mistaken(document.text, str(path), forms):

@@ -50,10 +50,7 @@ def load_schema() -> Schema:
 
 
 def is_group(part: Schema) -> bool:
-    """Returns whether a key is a group of keys.
-
-    Some groups can be replaced by a word, as in `train.parallelism: auto`.
-    """
+    """Returns whether a key is a group, even if a word can replace it (`parallelism: auto`)."""
     return "object" in part.get("type", ())
 
 
@@ -259,11 +256,9 @@ MESSAGES: dict[str, Callable[[Key, Any, Schema], str]] = {
 def _written(schema: Schema) -> str:
     """Describes a string's format by the schema's examples, or else by its pattern."""
     examples = ", ".join(map(show, schema.get("examples", ())))
-    if not examples:
-        return f"it must match {schema['pattern']}"
-    ending = re.search(r"\w+\\\.py\$$", schema["pattern"])  # such as _model\.py$
-    told = f"; its name must end in {re.sub('[^_a-z.]', '', ending[0])}" if ending else ""
-    return f"write it like {examples}{told}"
+    if ending := re.search(r"(\w+)\\(\.py)\$$", schema["pattern"]):  # such as _model\.py$
+        examples += f"; its name must end in {ending[1]}{ending[2]}"
+    return f"write it like {examples}" if examples else f"it must match {schema['pattern']}"
 
 
 def nearly(part: Schema, got: Any, key: str) -> str:
@@ -345,7 +340,7 @@ def _suggestion(key: Names, siblings: list[str]) -> str:
         if "." in key[-1] and dotted(meant) == dotted(key):
             return f"; write {meant[-1]} on a separate line below {dotted(meant[:-1])}:"
         here = meant[:-1] == key[:-1]
-        told = f" {_meanings()[meant]}" if meant in _foreign(key[-1], dotted(key[-2:])) else ""
+        told = f" {_meanings()[meant]}" if meant in synonyms().get(_form(key), ()) else ""
         return f"; did you mean {meant[-1] if here else dotted(meant)}?{told}"
     return f"; known keys: {', '.join(siblings)}"
 
@@ -392,9 +387,7 @@ def _candidates(key: Names, siblings: list[str]) -> Iterator[Names]:
 
     An exact name in any group takes precedence over a typo.
     """
-    form, here = spelling.plain(key[-1]), key[:-1]
-    if here:
-        yield from _foreign(dotted(key[-2:]))
+    form, here = _form(key), key[:-1]
     yield from ((*here, name) for name in _alike(form, siblings))
     yield from _exact(form, here)
     if near := spelling.slip(key[-1], siblings):
@@ -439,9 +432,10 @@ def _parts(form: str, paths: list[Names]) -> Iterator[Names]:
         yield from (path for path in paths if f"_{form}_" in f"_{path[-1]}_")
 
 
-def _foreign(*names: str) -> list[Names]:
-    """Returns the keys for which other programs use one of these names."""
-    return [path for name in names for path in synonyms().get(spelling.plain(name), ())]
+def _form(key: Names) -> str:
+    # synonyms.yaml lists some names with their group
+    own = dotted(key[-2:])
+    return own if own in synonyms() else spelling.plain(key[-1])
 
 
 @cache

@@ -59,9 +59,11 @@ def settings_of(variables: Variables) -> Settings:
     settings = Settings(run.document, given, short)
     # A copied or renamed folder still contains the name of the original run.
     if (name := load_name(settings)) != run.name:
-        message = f"{run.document} or SET gives {run.name} the name {name}"
-        then = f"rename the folder to runs/{name}, or set name: {run.name} in {run.document}"
-        raise ConfigError.of("RUN", message, next=then)
+        raise ConfigError.of(
+            "RUN",
+            f"{run.document} or SET gives {run.name} the name {name}",
+            next=f"rename the folder to runs/{name}, or set name: {run.name} in {run.document}",
+        )
     return settings
 
 
@@ -244,9 +246,10 @@ def _data(config: Config, backend: Backend) -> tuple[list[str], bool]:
         return notes, True
     found = look(config.data)  # Reports a missing source now rather than later on the nodes.
     seconds = found.seconds(node_types.local_cores())
-    files = f"{found.files:,} file{'s' * (found.files > 1)}"
-    files += f", {found.units:,} unit{'s' * (found.units > 1)}"
-    size = f"{found.bytes / 1e6:,.1f} MB in {files}"
+    size = (
+        f"{found.bytes / 1e6:,.1f} MB in {found.files:,} file{'s' * (found.files > 1)}, "
+        f"{found.units:,} unit{'s' * (found.units > 1)}"
+    )
     notes = [
         f"{folder} will be created: {size}, about {seconds:.0f} s",
         *seen(

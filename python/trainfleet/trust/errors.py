@@ -60,6 +60,12 @@ class TrainfleetError(Exception):
         """Returns the location and the problem on one line."""
         return f"{self.where}: {self.what}" if self.where else self.what
 
+    @property
+    def line(self) -> str:
+        """Returns the location, the problem, its cause and the remedy on one line."""
+        why = f": {self.why.rstrip('.')}" if self.why else ""
+        return f"{self.head}{why}{f'; {self.next}' if self.next else ''}"
+
     def __str__(self) -> str:
         why = f"\n  why: {self.why}" if self.why else ""
         return self.head + why + (f"\n  next: {self.next}" if self.next else "")

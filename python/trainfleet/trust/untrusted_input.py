@@ -39,6 +39,8 @@ MISTAKEN = (  # pattern of a wrong file type → message
 )
 # Unfilled template in a config. JSON files are not checked, because chat templates are valid there.
 TEMPLATE = (r"\{\{[^{}\n\"']{0,80}\}\}|\{%", "is an unfilled template")
+# Kubernetes, CloudFormation, Docker Compose and GitHub Actions. SkyPilot has `resources`.
+OTHER = (r"^(?-i:apiVersion|Resources|services|jobs) *:", "is not a trainfleet config")
 # Magic bytes of a compressed file → suffix.
 PACKED = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst"}
 # Bytes that are typical of Latin-1 text.
