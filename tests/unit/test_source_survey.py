@@ -96,6 +96,21 @@ def test_plan_looks_at_sources_and_names_one_that_is_missing(tmp_path: Path) -> 
     assert missing.value.entry == 1
 
 
+@pytest.mark.parametrize("on_bad_record", ["stop", "skip"])
+def test_the_text_of_a_compressed_source_is_estimated_from_its_first_records(
+    tmp_path: Path, on_bad_record: str
+) -> None:
+    texts = [f"story {number**3} of {number}" * 9 for number in range(5000)]
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    (tmp_path / "b.jsonl").write_text(lines[: len(lines) // 2].rpartition("\n")[0])
+    sources = (str(tmp_path / "a.jsonl.gz"), str(tmp_path / "b.jsonl"))
+    found = look(Data("set", sources, "text", "bpe", 300, 0.1, on_bad_record=on_bad_record))
+    whole = sum(map(len, texts))
+    assert found.by_source[0] == pytest.approx(whole, rel=0.01)
+    assert found.by_source[1] == pytest.approx(whole / 2, rel=0.01)
+
+
 def test_plan_looks_at_a_source_in_s3(bucket: None) -> None:
     data = Data("set", ("s3://bucket/text",), "text", "bpe", 300, 0.1)
     found = look(data)
