@@ -127,7 +127,7 @@ def test_tokenize_train_status_logs_scaling(desk: Path, slurm: Slurm) -> None:
     assert "finished" in enter(desk, "status")
     said = enter(desk, "logs")
     assert "node-0  rank 0" in said and "node-1  rank 1" in said
-    planned = enter(desk, "plan")
+    planned = enter(desk, "plan", "VERBOSE=1")
     assert (
         "job.sbatch" in planned
         and "#SBATCH --nodes=2" in planned

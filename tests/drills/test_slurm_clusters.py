@@ -116,7 +116,7 @@ def test_a_job_is_where_the_site_s_profile_puts_what_plain_sbatch_submits() -> N
                 fleet={"slurm": {"warn_before_seconds": 10, **own}},
                 train={"steps": 100000},
             )
-            planned = enter(folder, "plan", variables=site)
+            planned = enter(folder, "plan", "VERBOSE=1", variables=site)
             assert (
                 "# SBATCH_ACCOUNT sets --account=text" in planned
                 and "#SBATCH --qos=mine" in planned

@@ -20,6 +20,7 @@ from trainfleet.hardware import node_types
 from trainfleet.plan.estimate import Bill, estimate
 from trainfleet.plan.sizing import Wish, answer, knee, sizes, surely
 from trainfleet.recipes import FOLDER
+from trainfleet.report.sizing_tables import describe_layouts
 from trainfleet.run.run_folder import Run
 from trainfleet.trust.errors import ConfigError
 
@@ -144,6 +145,21 @@ def test_the_best_layouts_are_the_fastest_of_all_that_fit() -> None:
     assert {layout.pipeline * layout.tensor * layout.context % 3 for layout in tried} == {
         0
     }  # 384 = 3 x 128
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "train.parallelism.virtual_stages=2 train.parallelism.pipeline=4",
+        "train.parallelism.context=8",
+    ],
+)
+def test_the_table_marks_the_config_s_own_layout_however_slow(settings: str) -> None:
+    own = config(settings)
+    found = best(own, 5)
+    assert len(found) == 5 and [choice.config for choice in found].count(own) == 1
+    rows = [line for line in describe_layouts(own, found, None) if line.startswith("  *  ")]
+    assert len(rows) == 1
 
 
 def test_goodput_is_what_a_run_with_random_failures_keeps() -> None:

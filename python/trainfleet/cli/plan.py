@@ -39,8 +39,7 @@ def plan(variables: Variables, started: float) -> int:
     if wish != Wish() or flag(variables, "ANY"):
         return _compare(variables, config, bill, wish)
     prospect = _prospect(config, derived, bill)
-    whole = bool(out) or not provisioning.shares_one_machine(config)
-    whole = flag(variables, "VERBOSE", default=whole)
+    whole = flag(variables, "VERBOSE", default=bool(out))
     plan, changes = _planned(config, derived, bill, prospect, whole)
     if compiles_ahead(config):
         from ..launch import compiling  # imported here, because it loads the trainer
@@ -141,7 +140,7 @@ def _planned(
     """
     if prospect.unasked or is_nowhere(config) or prospect.awaited:
         requests = provisioning.exact(config) if prospect.exact else []
-        print("\n".join(proposal.describe_requests(requests, ())))
+        print("\n".join(proposal.describe_requests(requests, (), whole)))
         makes = "make setup creates them" if prospect.lines else "list them in fleet.hosts"
         print(
             "\nmake setup fills in ${...}"

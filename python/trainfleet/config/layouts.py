@@ -31,6 +31,8 @@ from .layout_search import (
 )
 from .limits import is_half, usable_bytes
 from .optimizers import OPTIMIZERS
+from .speed import step_of
+from .speed_inputs import as_device, work_of
 from .types import Config, Values
 
 CPU_TOKENS = 4096  # enough for efficient matmuls on a CPU core (tests/bench/LOG.md)
@@ -99,8 +101,7 @@ def lack(config: Config, asked: set[str]) -> str | None:
 
 
 def best(config: Config, count: int) -> list[Choice]:
-    """Returns the `count` fastest layouts of this model on this fleet, ignoring the config's
-    layout.
+    """Returns the config's layout and the `count - 1` fastest other layouts, fastest first.
 
     Returns an empty list for an unknown device or a single rank.
     """
@@ -109,11 +110,12 @@ def best(config: Config, count: int) -> list[Choice]:
         return []
     budget = config.train.activation_memory_budget
     asked = {key for key in KEYS if key != "activation_checkpointing" or budget is None}
+    own = Choice(config, needs(config), step_of(work_of(config), as_device(config, device)))
     seen: dict[object, Choice] = {}
-    # keep only the fastest micro-batch size, recomputation mode and interleaving of each layout
-    for choice in ranked(config, asked, device):
+    # keep only the fastest micro-batch size, recomputation mode and interleaving of other layouts
+    for choice in (own, *ranked(config, asked, device)):
         seen.setdefault(replace(choice.config.train.parallelism, virtual_stages=1), choice)
-    return list(seen.values())[:count]
+    return sorted(list(seen.values())[:count], key=lambda choice: choice.seconds)
 
 
 def _for_cpus(config: Config, asked: set[str]) -> Config:
@@ -230,14 +232,14 @@ def _reason(key: str, settled: Config, choices: list[Choice], device: Accelerato
             chosen, less, "the best layout with less"
         )
     if _value(settled, key) != _plain(key):
-        return f"no layout with less fits; this one needs {there}"
+        return f"no layout with less divides the batch and fits; this one needs {there}"
     more = [choice for choice in choices if _order(key, choice.config) > _order(key, settled)]
     return f"{there}; {_against(chosen, more, 'the best layout with more')}"
 
 
 def _against(chosen: Choice, others: list[Choice], what: str) -> str:
     if not others:
-        return "no other value fits"
+        return "no other value divides the batch and fits"
     slower = min(choice.seconds for choice in others) / chosen.seconds - 1
     if slower < 0:
         return f"{what} is predicted to be as fast, within {NEAR:.0%}"

@@ -150,7 +150,7 @@ def _row(head: str, text: str) -> Iterator[str]:
 def describe_changes(changes: Iterable[Artifact]) -> Iterator[str]:
     """Yields the steps of `make setup`, grouped by host."""
     for artifact in changes:
-        if not artifact.name.endswith(".sh"):
+        if not artifact.name.startswith("setup-"):
             yield from (
                 "",
                 f"{artifact.name}: {len(artifact.text.encode()):,} bytes; OUT=folder saves it",
@@ -171,13 +171,9 @@ def describe_requests(
 ) -> Iterator[str]:
     """Yields the exact artifacts in execution order, or only their number if `whole` is false."""
     yield from ["", "data", *(f"  {note}" for note in notes)] if notes else []
-    if not whole:
+    if requests and not whole:
         steps = ", ".join(f"{request.job.kind} ({len(request.artifacts)})" for request in requests)
-        yield from (
-            "",
-            f"scripts for this machine's nodes: {steps}; VERBOSE=1 shows them, OUT=folder saves "
-            "them",
-        )
+        yield from ("", f"job files: {steps}; VERBOSE=1 shows them, OUT=folder saves them")
         return
     for request in requests:
         yield from ("", f"{request.job.kind} ({request.job.name})")
