@@ -367,3 +367,11 @@ def test_the_verbs_tell_it_with_the_line_before_anything_starts(desk: Path) -> N
             "config.yaml:4: train.init_from: text: contains no model" in said and "next: " in said
         )
     assert not (desk / "runs").exists() and not (desk / "data").exists()
+
+
+@pytest.mark.parametrize("address", ["runs/first", "runs/first/checkpoints/step-00000008"])
+def test_a_run_without_a_checkpoint_must_be_trained_first(desk: Path, address: str) -> None:
+    for there in (False, True):
+        (found,) = [why for _, why in faults(config_from(address))]
+        assert "; train first first" in found, found
+        (desk / "runs/first").mkdir(parents=True, exist_ok=there)

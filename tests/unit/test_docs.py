@@ -170,7 +170,7 @@ def test_every_other_recipe_plans_within_its_budget(
     monkeypatch.chdir(tmp_path)
     assert main(["config", f"RECIPE={name}"]) == 0
     assert main(["plan", "SET=fleet.hosts=[] train.init_from=null"]) == 0, capsys.readouterr().err
-    assert len(capsys.readouterr().out.splitlines()) < 170  # scripts and requests are only counted
+    assert len(capsys.readouterr().out.splitlines()) < 200  # scripts and requests are only counted
 
 
 def test_the_page_of_nanochat_has_the_figures_of_its_plan(

@@ -109,7 +109,9 @@ def test_a_user_reads_which_machine_why_not_the_others_and_the_command(
     assert "on-demand list price in us-east-1, 2026-11-22" in " ".join(said.split())
     nodes = re.search(r"answer: ([0-9]+) x p5e.48xlarge in a capacity block", said)
     assert nodes and re.search("has a 9[0-9]% chance of meeting DAYS=14", said)
-    then = f"CONFIG={RECIPE} SET='train.seed=3 fleet.instance_type=p5e.48xlarge' NODES={nodes[1]}"
+    steps = round(1e12 / load(Settings(RECIPE))[0].step_tokens)
+    changes = f"fleet.instance_type=p5e.48xlarge train.steps={steps}"
+    then = f"CONFIG={RECIPE} SET='train.seed=3 {changes}' NODES={nodes[1]}"
     assert said.endswith(f"next: make plan {then}\n")
     assert command(["plan", *shlex.split(then)]) == 0
 

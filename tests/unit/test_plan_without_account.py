@@ -145,3 +145,30 @@ def test_a_cluster_can_be_planned_without_pcluster_and_without_slurm(tmp_path: P
         and "next: make setup" in said.stdout
     )
     assert (tmp_path / "out/cluster.yaml").exists() and (tmp_path / "out/node.sh").exists()
+
+
+def test_a_folder_contains_only_the_last_plan(tmp_path: Path) -> None:
+    for recipe in ("bert-large-trn1-parallelcluster",) * 2 + ("llama-2-7b-trn1-batch",):
+        said = plan(tmp_path, f"CONFIG={FOLDER}/{recipe}.yaml", "OUT=out")
+        assert said.returncode == 0, said.stdout + said.stderr
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {
+        *("config.yaml", "plan.json", "stack.yaml", "policy.json"),
+        *("requests", "tokenize-requests", "train-requests"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [
+        ("llama-2-7b-trn1-ec2", "fleet.max_lifetime_hours"),
+        ("llama-2-7b-p4d-sagemaker", "fleet.sagemaker.max_hours"),
+        ("llama-2-7b-trn1-batch", "fleet.batch.timeout_hours"),
+    ],
+)
+def test_a_time_limit_below_the_predicted_time_is_a_warning(
+    tmp_path: Path, name: str, setting: str
+) -> None:
+    said = plan(tmp_path, f"CONFIG={FOLDER}/{name}.yaml", f"SET={setting}=2")
+    assert f"warning: {setting} 2 ends the run before that" in said.stdout, said.stderr
+    assert "ends the run before" not in plan(tmp_path, f"CONFIG={FOLDER}/{name}.yaml").stdout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import shlex
 from dataclasses import replace
 from math import exp
 from pathlib import Path
@@ -267,11 +268,25 @@ def test_a_date_alone_has_a_margin_and_the_next_command_repeats_the_words(
     words = [f"CONFIG={RECIPE}", "SET=train.steps=90000 train.seed=3", "NODES=4"]
     assert command(["plan", *words, "DAYS=14"]) == 0
     said = capsys.readouterr().out
-    assert re.search("in time with 50 % confidence; with 90 %: NODES=[0-9]+", said)
+    assert "        finishes in time with 90 % confidence\n" in said
     typed = f"CONFIG={RECIPE} SET='train.steps=90000 train.seed=3'"
     assert re.search(rf"next: make plan {typed} NODES=[0-9]+\n$", said)
     assert command(["plan", *words]) == 0
     assert capsys.readouterr().out.endswith(f"then run make setup {typed} NODES=4\n")
+
+
+def test_the_next_command_plans_what_the_answer_says(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its tokens, within a budget that suffices, also if the words set other steps."""
+    words = ["SET=train.seed=3 train.steps=700 budget.max_usd=900", "TOKENS=1e11", "DAYS=2"]
+    assert command(["plan", f"CONFIG={RECIPE}", *words]) == 0
+    said = capsys.readouterr().out
+    usd = re.search(r"answer: .* for about \$([0-9,]+)", said)
+    then = shlex.split(said.rpartition("next: make ")[2])
+    steps = round(1e11 / config("").step_tokens)
+    assert usd and then[2].startswith(f"SET=train.seed=3 train.steps={steps} budget.max_usd="), then
+    assert float(then[2].rpartition("=")[2]) > float(usd[1].replace(",", "")) > 900
+    assert command(then) == 0, capsys.readouterr().err
+    assert f": {steps:,} steps on" in capsys.readouterr().out
 
 
 def test_every_plan_tells_what_failures_and_checkpoints_take_and_judges_the_interval(

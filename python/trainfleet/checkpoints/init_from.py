@@ -18,7 +18,7 @@ from ..config.conversion import told
 from ..config.families import Preset
 from ..config.sizes import count_parameters
 from ..config.types import Model, Refusals
-from ..run.run_folder import Run, run_of
+from ..run.run_folder import RUNS, Run, run_of
 from ..storage.s3 import SCHEME
 from ..trust.errors import InputError, RunError, TrainfleetError
 from . import index, marker
@@ -49,7 +49,8 @@ def faults(config: Config) -> Refusals:
             require(address, config)
         else:
             here = Path(address).exists() and (told(Path(address)) or "is not a folder")
-            what = here or f"does not exist; set it to a folder: {MODELS}"
+            asks = _train_first(address) or f"set it to a folder: {MODELS}"
+            what = here or f"does not exist; {asks}"
             yield KEY, f"{address!r} {what}{meant(address)}"
     except TrainfleetError as error:
         yield (
@@ -198,8 +199,17 @@ def locate(address: str) -> tuple[CheckpointStore, int]:
             next="copy it again, or use another one",
         )
     raise RunError(
-        told(Path(address)) or "contains no model", where=address, why=MODELS, next=f"ls {address}"
+        told(Path(address)) or "contains no model",
+        where=address,
+        why=MODELS,
+        next=_train_first(address) or f"ls {address}",
     )
+
+
+def _train_first(address: str) -> str:
+    """Returns the advice to train the run that an address belongs to, or "" for other addresses."""
+    path = Path(address)
+    return f"train {path.parts[1]} first" if RUNS in path.parents else ""
 
 
 def require_fit(commit: Commit, config: Config, where: str) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ..backends import backend_of
@@ -18,7 +20,7 @@ from ..plan import sizing
 from ..plan.estimate import Bill, estimate
 from ..plan.job import Artifact, compiles_ahead
 from ..plan.plan import Plan, make_plan
-from ..plan.sizing import Bid, Wish
+from ..plan.sizing import Bid, Size, Wish
 from ..report import proposal, sizing_tables
 from ..trust.errors import ConfigError
 from .variables import Variables, amounts, flag, typed
@@ -56,9 +58,29 @@ def _compare(variables: Variables, config: Config, bill: Bill | None, wish: Wish
     if "OUT" in variables:
         message = "saves the plan of one fleet, not a comparison of fleets"
         raise ConfigError.of("OUT", message, next="make plan OUT=plan")
-    sizes = sizing_tables.answer(config, wish, bill)
+    sizes = _sizes(variables, config, bill, wish)
     _say(_machines(variables, config, wish) if flag(variables, "ANY") else sizes)
     return 0
+
+
+def _sizes(variables: Variables, config: Config, bill: Bill | None, wish: Wish) -> Iterator[str]:
+    """Yields a comparison of fleet sizes, followed by the command that plans the answer."""
+    found = sizing.sizes(config, wish, bill)
+    chosen = sizing.answer(found, wish, config.fleet.nodes)
+    yield from sizing_tables.describe_sizes(config, found, chosen, wish)
+    yield from ("", _then(variables, config, chosen, variables.get("SET", "")))
+
+
+def _then(variables: Variables, config: Config, size: Size, settings: str) -> str:
+    """Returns the command that plans a size with its number of tokens and a budget for them."""
+    steps, limit = max(1, round(size.tokens / config.step_tokens)), config.budget.max_usd
+    changes = {"train.steps": f"{steps}"} if steps != config.train.steps else {}
+    if size.usd and limit and size.usd > limit:
+        changes["budget.max_usd"] = f"{size.usd * 1.1:.0f}"
+    for key, value in changes.items():
+        settings = f"{re.sub(rf'(^| ){re.escape(key)}=[^ ]+', '', settings)} {key}={value}"
+    words = variables | ({"SET": settings.strip()} if settings else {})
+    return f"next: make plan{typed(words | {'NODES': str(size.nodes)})}"
 
 
 def _next(plan: Plan, prospect: Prospect) -> str:
@@ -89,8 +111,13 @@ def _machines(variables: Variables, config: Config, wish: Wish) -> Iterator[str]
         yield "        the next command assumes a backend; any other with such machines is as fast"
     best = sizing.best(found)
     kind = "" if best.tariff.terms == "own" else f"fleet.instance_type={best.name}"
-    words = variables | {"SET": f"{settings.set} {kind}".strip(), "NODES": str(best.size.nodes)}
-    yield from ("", f"next: make plan{typed(words)}")
+    # the next plan has on-demand prices
+    usd = max(
+        bid.size.usd or 0
+        for bid in found
+        if (bid.name, bid.size.nodes) == (best.name, best.size.nodes)
+    )
+    yield from ("", _then(variables, config, replace(best.size, usd=usd), f"{settings.set} {kind}"))
 
 
 def _bids(config: Config, settings: Settings, wish: Wish) -> tuple[list[Bid], dict[str, str]]:

@@ -114,9 +114,8 @@ def _sizable(config: Config, wish: Wish, bill: Bill | None) -> Accelerator:
             "DAYS, USD and TOKENS size a fleet of GPU or Trainium nodes (fleet.accelerator, "
             "for your own machines)"
         )
-        typed = (
-            "make plan DAYS=7 TOKENS=1e10 SET='fleet.backend=slurm fleet.instance_type=p5.48xlarge'"
-        )
+        words = " ".join(f"{key.upper()}={value:g}" for key, value in vars(wish).items() if value)
+        typed = f"make plan {words} SET='fleet.backend=slurm fleet.instance_type=p5.48xlarge'"
         then = f"{typed}; for only this machine: make plan"
         raise ConfigError.of("fleet.instance_type", f"{what}: {asks}", next=then)
     if wish.usd is not None and (bill is None or bill.is_free):

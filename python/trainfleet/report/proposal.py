@@ -9,8 +9,10 @@ import shutil
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from operator import attrgetter
 from pathlib import Path
 
+from ..backends.supported_keys import honours
 from ..config import Config, Derived
 from ..config.goodput import Goodput, best_minutes
 from ..config.memory import passes_of
@@ -86,6 +88,7 @@ def beside(config: Config) -> str:
 
 INDENT = "    "
 WORTH = 0.005  # minimum gain in training share that is worth suggesting another checkpoint interval
+LIMITS = ("fleet.max_lifetime_hours", "fleet.batch.timeout_hours", "fleet.sagemaker.max_hours")
 UNITS = ((86400.0, "days"), (3600.0, "hours"), (60.0, "min"), (1.0, "s"))
 PARTS = {  # display names of the parts of a step
     "products": "matrix products",
@@ -103,7 +106,7 @@ PARTS = {  # display names of the parts of a step
     "calls": "kernel launches",
 }
 FILES = (
-    r"config\.yaml|stack\.yaml|cluster\.yaml|policy(-\d)?\.json|([a-z]+-)?requests|plan\.json|[a-z]+-node-\d+\.sh"
+    r"config\.yaml|(stack|cluster|network)\.yaml|policy(-\d)?\.json|([a-z]+-)?requests|plan\.json|[a-z]+-node-\d+\.sh"
     # names of files that a plan writes to OUT
     r"|setup-[A-Za-z0-9._-]+\.sh|node\.sh|[a-z]+-job\.sbatch"
 )
@@ -265,6 +268,10 @@ def _time(config: Config, needs: Estimate) -> Iterator[tuple[str, str]]:
     elapsed = needs.elapsed or 0.0
     likely = span(*needs.between(elapsed))
     yield "time", f"about {duration(elapsed)}; {likely} for four of five such runs"
+    for key in LIMITS:
+        hours = attrgetter(key)(config)
+        if hours and hours * 3600 < elapsed and honours(config, key):
+            yield "", f"warning: {key} {hours:g} ends the run before that"
     if needs.goodput:
         yield "", _useful(needs.goodput, elapsed)
     if config.fleet.is_told:
@@ -297,7 +304,7 @@ def _useful(found: Goodput, elapsed: float) -> str:
     )
     best = best_minutes(found.between_failures, found.stall)
     gained = found.at(min(elapsed, best * 60.0)) - found.share
-    if gained < WORTH:
+    if gained < WORTH or best * 60 > elapsed:
         return text
     return f"{text}; checkpoint.every: {best} min would raise the share by {gained:.1%}"
 
@@ -417,8 +424,10 @@ def write(plan: Plan, changes: Iterable[Artifact], folder: Path) -> list[str]:
     names.
     """
     files = files_of(plan, changes)
-    for old in folder.glob("requests/[0-9][0-9]-*.json"):  # requests left by an earlier plan
-        old.unlink()
+    # files left by an earlier plan
+    for old in (*folder.glob("*requests/[0-9][0-9]-*.json"), *folder.glob("*.*")):
+        if old.parent != folder or re.fullmatch(FILES, old.name):
+            old.unlink()
     for name, text in files.items():
         write_atomic(folder / name, text)
     return list(files)

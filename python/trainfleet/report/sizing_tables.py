@@ -37,18 +37,6 @@ def describe_layouts(config: Config, choices: Sequence[Choice], bill: Bill | Non
     yield from indented(table(LAYOUTS, [_layout(config, choice, bill) for choice in choices], LEFT))
 
 
-def answer(config: Config, wish: Wish, bill: Bill | None) -> Iterator[str]:
-    """Yields the table of node counts and the recommended size.
-
-    Raises:
-        ConfigError: no size meets the requirements, or the device or price is unknown.
-    """
-    found = sizing.sizes(config, wish, bill)
-    chosen = sizing.answer(found, wish, config.fleet.nodes)
-    yield from describe_sizes(config, found, chosen, wish)
-    yield from ("", f"next: make plan NODES={chosen.nodes}")
-
-
 def describe_sizes(
     config: Config, found: Sequence[Size], chosen: Size, wish: Wish
 ) -> Iterator[str]:
@@ -65,16 +53,12 @@ def describe_sizes(
     yield from ("", f"answer: {_told(chosen)}", f"        {remark(config, chosen.tokens)}")
     if chosen is not knee and wish == Wish(tokens=wish.tokens):
         yield f"        the knee is {_told(knee)}"
-    if sizing.is_dated(wish):
+    if sure is chosen:
+        yield "        finishes in time with 90 % confidence"
+    elif sizing.is_dated(wish):
         yield (
             "        finishes in time with 50 % confidence; with 90 %: "
             f"{_told(sure) if sure else 'no fleet of these sizes'}"
-        )
-    if wish.tokens is not None:
-        batch = config.train.global_batch_size * config.train.sequence_length
-        yield (
-            f"        SET='train.steps={max(1, round(chosen.tokens / batch))}' trains on that "
-            "many tokens"
         )
 
 
