@@ -224,6 +224,16 @@ def test_ranks_and_stack_are_held_to_the_devices(tmp_path: Path) -> None:
             "backend: slurm, nodes: 2, ranks_per_node: 8, accelerator: 8xh100, slurm: {gres: 'gpu:4'}",
         )["fleet.ranks_per_node"]
     )
+    for gres in ("gpu:a100:8", "gpu:16"):
+        said = refused(
+            tmp_path, f"backend: slurm, nodes: 2, accelerator: 8xh100, slurm: {{gres: '{gres}'}}"
+        )
+        assert f"{gres} contradicts fleet.accelerator (8 x h100)" in said["fleet.slurm.gres"]
+    for gres in ("gpu:h100:8", "gpu:big:8", "gpu:nvidia_h100_80gb_hbm3:8"):
+        config(
+            tmp_path,
+            f"backend: slurm, nodes: 2, accelerator: 8xh100-nvl, slurm: {{gres: '{gres}'}}",
+        )
     assert (
         config(tmp_path, "backend: slurm, nodes: 2, accelerator: 8xv100").fleet.platform
         == "cuda-volta"

@@ -147,6 +147,23 @@ def test_a_cluster_can_be_planned_without_pcluster_and_without_slurm(tmp_path: P
     assert (tmp_path / "out/cluster.yaml").exists() and (tmp_path / "out/node.sh").exists()
 
 
+def test_machines_of_another_config_are_set_up_with_that_one(tmp_path: Path) -> None:
+    words = [f"CONFIG={FOLDER}/llama-3-8b-p5-ec2.yaml", "SET=fleet.aws.share_fleet_of=other"]
+    said = plan(tmp_path, *words)
+    assert said.returncode == 0, said.stdout + said.stderr
+    then = "next: set up the machines with the config other, then make train "
+    assert then in said.stdout and "next: make setup" not in said.stdout
+
+
+@pytest.mark.parametrize("name", ["llama-2-7b-trn1-batch", "llama-2-7b-p4d-sagemaker"])
+def test_images_have_no_files_of_the_user(tmp_path: Path, name: str) -> None:
+    words = "SET=model.module=my_model.py train.callback=my_callback.py"
+    said = plan(tmp_path, f"CONFIG={FOLDER}/{name}.yaml", words)
+    assert said.returncode == 2
+    for key in ("model.module", "train.callback"):
+        assert f"{key}: " in said.stderr, said.stderr
+
+
 def test_a_folder_contains_only_the_last_plan(tmp_path: Path) -> None:
     for recipe in ("bert-large-trn1-parallelcluster",) * 2 + ("llama-2-7b-trn1-batch",):
         said = plan(tmp_path, f"CONFIG={FOLDER}/{recipe}.yaml", "OUT=out")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from s3server import Application, serve
-from trainfleet.backends import terms_of
+from trainfleet.backends import local, terms_of
 from trainfleet.config import Config, Settings, load
 from trainfleet.config.memory_fit import Room, checkpoint_bytes, lack
 from trainfleet.hardware import accelerators, node_types
@@ -87,6 +87,20 @@ def test_a_model_that_may_fit_is_not_refused_though_it_is_tight(
         assert bool(list(preflight.problems(tight))) == refused
     monkeypatch.setattr(node_types, "spare_memory", lambda: int(wanted * 0.8))
     assert " free now" in preflight.warnings(tight)[-1]
+
+
+def test_what_others_machines_have_does_not_count_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hosts without fleet.backend would train here; without a GPU, cuda would fail on every rank."""
+    text = HERE % ("tiny", "optimizer: adamw")
+    assert (
+        "warning: fleet.hosts is not used on this machine; set fleet.backend: ssh"
+        in preflight.warnings(config(text, "fleet.hosts=[a,b]"))
+    )
+    assert not any("fleet.hosts" in line for line in preflight.warnings(config(text)))
+    monkeypatch.setattr(node_types, "local_accelerators", lambda: 0)
+    monkeypatch.setattr(local, "WSL", Path("none"))
+    with pytest.raises(ConfigError, match=r"fleet\.platform: cuda: .* drivers report no GPU"):
+        config(text, "fleet.platform=cuda")
 
 
 def test_a_device_that_does_not_hold_its_part_is_told_before_any_host_is_asked() -> None:

@@ -299,7 +299,14 @@ def _other(config: Config) -> Refusals:
     kind = config.fleet.node_type
     devices = node_types.local_accelerators()
     row = node_types.local_accelerator()
-    if config.fleet.accelerator is None or kind is None or kind.accelerator is None or WSL.exists():
+    if WSL.exists():
+        return
+    if config.fleet.device == "cuda" and not devices and not config.fleet.is_told:
+        yield (
+            "fleet.platform",
+            f"{config.fleet.platform}: this machine's drivers report no GPU; remove it",
+        )
+    if config.fleet.accelerator is None or kind is None or kind.accelerator is None:
         return
     if not devices:
         other = (

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ..backends import backend_of
+from ..backends import backend_of, is_guest
 from ..backends.base import Prospect
 from ..config import Config, Derivation, Settings
 from ..config.layouts import best
@@ -86,6 +86,8 @@ def _then(variables: Variables, config: Config, size: Size, settings: str) -> st
 def _next(plan: Plan, prospect: Prospect) -> str:
     if plan.requests and not prospect.awaited:
         return "make train"
+    if is_guest(plan.config):
+        return f"set up the machines with the config {plan.config.fleet_name}, then make train"
     if plan.config.fleet.hosts or prospect.lines:
         return "make setup"
     return "set fleet.hosts, then run make setup"
@@ -168,7 +170,8 @@ def _planned(
     if prospect.unasked or is_nowhere(config) or prospect.awaited:
         requests = provisioning.exact(config) if prospect.exact else []
         print("\n".join(proposal.describe_requests(requests, (), whole)))
-        makes = "make setup creates them" if prospect.lines else "list them in fleet.hosts"
+        whose = " with their config" * is_guest(config)
+        makes = f"make setup creates them{whose}" if prospect.lines else "list them in fleet.hosts"
         print(
             "\nmake setup fills in ${...}"
             if prospect.awaited

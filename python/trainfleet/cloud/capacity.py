@@ -160,9 +160,7 @@ class PrepaidCapacity:
             what = f"the cheapest {self.name} of {hours} h on offer; make setup buys it with YES=1"
             return Paid(offers[0].usd / nodes, what)
         each = self.by_list()
-        what = (
-            f"a {self.name} of {hours} h at the on-demand list price; make setup shows the offers"
-        )
+        what = f"a {self.name} of {hours} h at the on-demand list price"
         return Paid(each and each * hours, what)
 
     def obtain(self, may_buy: bool, rest: Bill | None) -> tuple[list[str], bool]:

@@ -158,7 +158,7 @@ def with_interval(config: Config) -> tuple[Config, list[Derived]]:
     every = f"{best_minutes(between, stall)} min"
     why = (
         f"loses the least time if one of {config.world_size} ranks fails every "
-        f"{between / 3600:,.3g} h and a save takes {stall:.2g} s"
+        f"{between / 3600:,.0f} h and a save takes {stall:.2g} s"
     )
     return replace(config, checkpoint=replace(config.checkpoint, every=every)), [
         Derived("checkpoint.every", every, why)

@@ -11,6 +11,8 @@ from .optimizers import OPTIMIZERS
 
 # Text field of conversations. It is not the name of a field.
 CHAT = "messages`, or `prompt` and `completion"
+# Backends whose nodes have this folder. Container images do not contain the user's own files.
+ON_HOSTS = ("local", "ssh", "ec2", "slurm", "parallelcluster")
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,13 @@ class Model:
     """Features per head, in families with rotary positions. Defaults to the preset's value, or to
     hidden_size / heads."""
     module: Annotated[
-        str | None, Key(pattern=OWN_FILE + r"_model\.py$", maxLength=200, examples=["my_model.py"])
+        str | None,
+        Key(
+            pattern=OWN_FILE + r"_model\.py$",
+            maxLength=200,
+            examples=["my_model.py"],
+            backends=ON_HOSTS,
+        ),
     ] = field(kw_only=True, default=None)
     """Python file with a Model class that replaces the network of model.family. The file is in the
     folder where you run make (docs/how-to/own-model.md). Memory and time are still estimated for
@@ -292,7 +300,12 @@ class Train:
     fleet.secrets or WANDB_MODE=offline. A run continues if a service fails."""
     callback: Annotated[
         str | None,
-        Key(pattern=OWN_FILE + r"_callback\.py$", maxLength=200, examples=["my_callback.py"]),
+        Key(
+            pattern=OWN_FILE + r"_callback\.py$",
+            maxLength=200,
+            examples=["my_callback.py"],
+            backends=ON_HOSTS,
+        ),
     ] = None
     """Python file with a function after_step(step, trainer), which every rank calls after each
     optimizer step. The file is in the folder where you run make (docs/how-to/own-model.md). Null

@@ -99,6 +99,8 @@ def warnings(config: Config) -> list[str]:
             f"warning: the model has {own:,} tokens, but the tokenizer will have "
             f"{trained:,}; {then}"
         )
+    if backend_of(config).is_here and config.fleet.hosts:
+        found.append("warning: fleet.hosts is not used on this machine; set fleet.backend: ssh")
     if not backend_of(config).is_here or config.fleet.device != "cpu":
         return found
     wanted, spare = this_machine().wanted(config), node_types.spare_memory()

@@ -288,6 +288,8 @@ def _cost(config: Config, needs: Estimate) -> str:
         return _free(config)
     if needs.bill:
         return f"${needs.bill.hour(config.fleet.nodes):,.2f} per hour"
+    if not config.fleet.is_told:
+        return "unknown: the config does not describe the nodes"
     return "unknown: neither EC2's on-demand list nor its capacity block rates have a price"
 
 
@@ -373,6 +375,8 @@ def _basis(config: Config, needs: Estimate) -> str:
             f"the predicted speed (weight {found.share:.0%}){_phases(found, needs.step)}"
         )
     device = config.fleet.rank_device
+    if device is None and needs.bill is None:
+        return "a rough prediction, as if all nodes shared this machine's cores"
     if device is None:
         return (
             "a rough prediction, because no representative run on this machine has been measured "
