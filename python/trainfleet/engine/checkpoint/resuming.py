@@ -141,24 +141,16 @@ def load(peers: Peers, store: CheckpointStore, found: Commit, parts: Parts, devi
 
 def load_weights(peers: Peers, address: str, parts: Parts, config: Config) -> str:
     """Loads the weights that `train.init_from` names and returns their address."""
-    held: State = {}
     if found := peers.one(
         "can't check train.init_from for a platform's checkpoint",
         lambda: platforms.checkpoint_at(address),
     ):
-        peers.all(
-            "can't load a platform's checkpoint",
-            lambda: held.update(load_foreign(*found, parts, config)),
-        )
-        parts.set_weights(held, whole=True)
+        what = "can't load a platform's checkpoint"
+        load_whole(peers, what, parts, lambda: load_foreign(*found, parts, config))
         return str(found[1])
     if address.startswith(HUB) or (Path(address) / shapes.CONFIG).is_file():
-        peers.all(
-            "can't load a Hugging Face folder",
-            lambda: held.update(load_folder(address, parts, config.model)),
-        )
-        # not inside `all`, because a sharded model distributes weights in collectives
-        parts.set_weights(held, whole=True)
+        what = "can't load a Hugging Face folder"
+        load_whole(peers, what, parts, lambda: load_folder(address, parts, config.model))
         for line in notes(folder_of(address), config.model) if peers.first else ():
             print(line)
         return pinned(address)
@@ -169,6 +161,14 @@ def load_weights(peers: Peers, address: str, parts: Parts, config: Config) -> st
     peers.all("can't load a checkpoint", lambda: fill(state, Reader(store, commit)))
     parts.set_weights(state["model"])
     return store.address(step)
+
+
+def load_whole(peers: Peers, what: str, parts: Parts, read: Callable[[], State]) -> None:
+    """Reads unsharded weights on every rank, then distributes them."""
+    held: State = {}
+    peers.all(what, lambda: held.update(read()))
+    # not inside `all`, because a sharded model distributes weights in collectives
+    parts.set_weights(held, whole=True)
 
 
 def load_foreign(name: str, checkpoint: Path, parts: Parts, config: Config) -> State:
