@@ -219,7 +219,7 @@ OPENS = {
     "../trainfleet_nxd/weights.py:save", "engine/export.py:export", "engine/export.py:write", "models/huggingface_weights.py:save",
     "hosts/mirror.py:bring_all", "hosts/ssh_config.py:trust", "hosts/ssh_config.py:read_lines",
     # in folders that this process has made, on this machine's own disk
-    "backends/slurm/parallelcluster.py:_file", "data/shards.py:_bring", "data/local_copy.py:_bring_tokens", "data/local_copy.py:copy",
+    "backends/slurm/parallelcluster.py:_file", "data/shards.py:_bring", "data/local_copy.py:_bring_tokens",
     "health/heartbeat.py:is_due", "health/heartbeat.py:publish", "images/building.py:secrets_in", "images/builders.py:write_context",
     "launch/rehearsal.py:furnish", "hosts/head.py:received_verb", "process/file_systems.py:hold", "process/file_systems.py:sweep", "launch/faults.py:_guarded", "watch/node_verdict.py:cut",
     "watch/node_verdict.py:main",

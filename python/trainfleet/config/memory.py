@@ -197,12 +197,14 @@ def _held(config: Config, width: int, stage: StageNumbers) -> HeldBytes:
     whole = _is_whole(layout)
     # Unsharded gradients are reduced in place, without a buffer.
     summed = copied and (is_xla(config) or not (whole and several))
-    # Each reduction is added to the sum over earlier micro-batches.
-    replicas = layout.fsdp < config.data_parallel and several
+    replicas = layout.fsdp < config.data_parallel and several and summed
     # cast copies of the matmul weights, kept until the pass ends
     cast = width * (stage.blocks * stage.block + stage.output) if casts(config) else 0
     all_ = width * numbers if copied else cast
     before, after = _gradients(config, stage, numbers, copied)
+    if replicas and not is_xla(config):
+        before = REDUCED * numbers // ranks  # the sum over micro-batches
+        replicas = format_ != REDUCED  # fp32 gradients are views of the buffer
     return HeldBytes(
         weights=format_ * numbers // ranks,
         moments=format_ * _moments_of(config, stage, numbers) // ranks,
@@ -212,7 +214,7 @@ def _held(config: Config, width: int, stage: StageNumbers) -> HeldBytes:
         block=width * stage.block * copied,
         gathered=all_,
         reduced=REDUCED * stage.block * summed,
-        replicated=REDUCED * stage.block // ranks * (summed and replicas),
+        replicated=REDUCED * stage.block // ranks * replicas,
     )
 
 

@@ -145,12 +145,20 @@ def load_weights(peers: Peers, address: str, parts: Parts, config: Config) -> st
         "can't check train.init_from for a platform's checkpoint",
         lambda: platforms.checkpoint_at(address),
     ):
-        what = "can't load a platform's checkpoint"
-        load_whole(peers, what, parts, lambda: load_foreign(*found, parts, config))
+        load_whole(
+            peers,
+            parts,
+            "can't load a platform's checkpoint",
+            lambda: load_foreign(*found, parts, config),
+        )
         return str(found[1])
     if address.startswith(HUB) or (Path(address) / shapes.CONFIG).is_file():
-        what = "can't load a Hugging Face folder"
-        load_whole(peers, what, parts, lambda: load_folder(address, parts, config.model))
+        load_whole(
+            peers,
+            parts,
+            "can't load a Hugging Face folder",
+            lambda: load_folder(address, parts, config.model),
+        )
         for line in notes(folder_of(address), config.model) if peers.first else ():
             print(line)
         return pinned(address)
@@ -163,8 +171,8 @@ def load_weights(peers: Peers, address: str, parts: Parts, config: Config) -> st
     return store.address(step)
 
 
-def load_whole(peers: Peers, what: str, parts: Parts, read: Callable[[], State]) -> None:
-    """Reads unsharded weights on every rank, then distributes them."""
+def load_whole(peers: Peers, parts: Parts, what: str, read: Callable[[], State]) -> None:
+    """Loads unsharded weights, which `read` returns on each rank."""
     held: State = {}
     peers.all(what, lambda: held.update(read()))
     # not inside `all`, because a sharded model distributes weights in collectives
