@@ -14,9 +14,11 @@ import jsonschema
 import pytest
 import torch
 
+from trainfleet.backends import backend_of
 from trainfleet.cli import main as command
 from trainfleet.config import Settings, dump_resolved, load
 from trainfleet.engine.generate import choose
+from trainfleet.launch import command as launch
 from trainfleet.launch.run_location import require_known_tasks
 from trainfleet.process.install_paths import ROOT
 from trainfleet.report import json_output
@@ -111,6 +113,13 @@ def test_a_run_that_has_not_begun_is_begun_with_the_config_that_was_typed(
     Path("other.yaml").write_text(TEXT.format(name="other"))
     train = "make train CONFIG=other.yaml SET=train.steps=5"
     assert answer(["status", *train.split()[2:]], capsys)["run"]["next"] == [train]
+
+
+def test_one_file_is_not_several() -> None:
+    Path("a.txt").write_text("some text\n" * 99)
+    config = load(Settings(Path("config.yaml"), "data.sources=[a.txt]"))[0]
+    (note, *_), _ = launch._data(config, backend_of(config))
+    assert " in 1 file, 1 unit," in note, note
 
 
 MEASURED = "fast-scaling-1123-101112-n2"  # a part of make scaling

@@ -237,6 +237,12 @@ def test_commands_about_no_run_and_those_that_name_one_stay_as_they_are(
     )
 
 
+def test_a_proposed_size_replaces_the_one_that_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TYPED, " SET='train.steps=5 fleet.nodes=4'")
+    assert completed("make plan NODES=8") == "make plan SET='train.steps=5 ' NODES=8"
+    assert "fleet.nodes=4" in completed("make plan")
+
+
 def test_a_flag_is_on_off_or_refused() -> None:
     assert flag({"YES": "1"}, "YES") and not flag({"YES": "0"}, "YES") and not flag({}, "YES")
     with pytest.raises(ConfigError, match="must be 1 or 0, not 'maybe'"):

@@ -23,6 +23,7 @@ from ..plan.plan import Plan, make_plan
 from ..plan.sizing import Bid, Size, Wish
 from ..report import proposal, sizing_tables
 from ..trust.errors import ConfigError
+from ..trust.safe_output import SIZE
 from .variables import Variables, amounts, flag, typed
 
 
@@ -77,6 +78,7 @@ def _then(variables: Variables, config: Config, size: Size, settings: str) -> st
     changes = {"train.steps": f"{steps}"} if steps != config.train.steps else {}
     if size.usd and limit and size.usd > limit:
         changes["budget.max_usd"] = f"{size.usd * 1.1:.0f}"
+    settings = SIZE.sub("", settings)
     for key, value in changes.items():
         settings = f"{re.sub(rf'(^| ){re.escape(key)}=[^ ]+', '', settings)} {key}={value}"
     words = variables | ({"SET": settings.strip()} if settings else {})

@@ -29,6 +29,7 @@ LONGEST = 500  # maximum length of typed arguments to repeat in a suggested comm
 SIZED = ("setup", "doctor", "plan", "tokenize", "compile", "train", "profile", "sweep")
 ACTING = (*SIZED, "scaling", "rehearse", "build", "push", "image")
 OF_NO_RUN = ("config", "recipes", "runs", "compare", "explain", "ls", "new-backend")
+SIZE = re.compile(r"\bfleet\.nodes=[0-9]* ?")
 NEXT = re.compile(r"^ *next: .*", re.MULTILINE)
 # Control characters except newline and tab, characters that change the text direction, and Unicode
 # line separators.
@@ -97,6 +98,8 @@ def completed(then: str) -> str:
     typed = os.environ.get(TYPED, "")
     if not typed or len(typed) > LONGEST or re.search("(CONFIG|RUN|SET)=", then):
         return then
+    if "NODES=" in then:  # can't be combined with fleet.nodes
+        typed = SIZE.sub("", typed)
     words = [word.partition("=") for word in shlex.split(typed)]
 
     def repeated(command: re.Match[str]) -> str:
