@@ -187,5 +187,7 @@ def test_a_time_limit_below_the_predicted_time_is_a_warning(
     tmp_path: Path, name: str, setting: str
 ) -> None:
     said = plan(tmp_path, f"CONFIG={FOLDER}/{name}.yaml", f"SET={setting}=2")
-    assert f"warning: {setting} 2 ends the run before that" in said.stdout, said.stderr
+    assert f"warning: {setting} 2 ends the run before the predicted time" in said.stdout, (
+        said.stderr
+    )
     assert "ends the run before" not in plan(tmp_path, f"CONFIG={FOLDER}/{name}.yaml").stdout

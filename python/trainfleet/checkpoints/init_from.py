@@ -34,6 +34,8 @@ MODELS = (
     "step-<8 digits>, and an NxD checkpoint contains model/dp_rank_*.pt"
 )
 
+INSTEAD = f"set it to a folder: {MODELS}"
+
 
 def faults(config: Config) -> Refusals:
     """Yields the key and the reason for each problem that prevents a run from starting with this
@@ -49,8 +51,7 @@ def faults(config: Config) -> Refusals:
             require(address, config)
         else:
             here = Path(address).exists() and (told(Path(address)) or "is not a folder")
-            asks = _train_first(address) or f"set it to a folder: {MODELS}"
-            what = here or f"does not exist; {asks}"
+            what = here or f"does not exist; {_train_first(address, INSTEAD)}"
             yield KEY, f"{address!r} {what}{meant(address)}"
     except TrainfleetError as error:
         yield (
@@ -202,14 +203,14 @@ def locate(address: str) -> tuple[CheckpointStore, int]:
         told(Path(address)) or "contains no model",
         where=address,
         why=MODELS,
-        next=_train_first(address) or f"ls {address}",
+        next=_train_first(address, f"ls {address}"),
     )
 
 
-def _train_first(address: str) -> str:
-    """Returns the advice to train the run that an address belongs to, or "" for other addresses."""
+def _train_first(address: str, otherwise: str) -> str:
+    """Returns the advice to train the run that an address belongs to, if it belongs to a run."""
     path = Path(address)
-    return f"train {path.parts[1]} first" if RUNS in path.parents else ""
+    return f"train {path.parts[1]} first" if RUNS in path.parents else otherwise
 
 
 def require_fit(commit: Commit, config: Config, where: str) -> None:

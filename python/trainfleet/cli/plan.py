@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 
 from ..backends import backend_of, is_guest
 from ..backends.base import Prospect
+from ..backends.supported_keys import honours
 from ..config import Config, Derivation, Settings
 from ..config.layouts import best
 from ..hardware import node_types
@@ -25,6 +26,8 @@ from ..report import proposal, sizing_tables
 from ..trust.errors import ConfigError
 from ..trust.safe_output import SIZE
 from .variables import Variables, amounts, flag, typed
+
+LIMITS = ("fleet.max_lifetime_hours", "fleet.batch.timeout_hours", "fleet.sagemaker.max_hours")
 
 
 def plan(variables: Variables, started: float) -> int:
@@ -74,15 +77,14 @@ def _sizes(variables: Variables, config: Config, bill: Bill | None, wish: Wish) 
 
 def _then(variables: Variables, config: Config, size: Size, settings: str) -> str:
     """Returns the command that plans a size with its number of tokens and a budget for them."""
-    steps, limit = max(1, round(size.tokens / config.step_tokens)), config.budget.max_usd
-    changes = {"train.steps": f"{steps}"} if steps != config.train.steps else {}
-    if size.usd and limit and size.usd > limit:
-        changes["budget.max_usd"] = f"{size.usd * 1.1:.0f}"
+    changes = {"train.steps": round(size.tokens / config.step_tokens)}
+    if (usd := size.usd or 0) > (config.budget.max_usd or usd):
+        changes["budget.max_usd"] = round(usd * 1.1)
     settings = SIZE.sub("", settings)
     for key, value in changes.items():
         settings = f"{re.sub(rf'(^| ){re.escape(key)}=[^ ]+', '', settings)} {key}={value}"
-    words = variables | ({"SET": settings.strip()} if settings else {})
-    return f"next: make plan{typed(words | {'NODES': str(size.nodes)})}"
+    words = variables | {"SET": settings.strip(), "NODES": str(size.nodes)}
+    return f"next: make plan{typed(words)}"
 
 
 def _next(plan: Plan, prospect: Prospect) -> str:
@@ -115,13 +117,7 @@ def _machines(variables: Variables, config: Config, wish: Wish) -> Iterator[str]
         yield "        the next command assumes a backend; any other with such machines is as fast"
     best = sizing.best(found)
     kind = "" if best.tariff.terms == "own" else f"fleet.instance_type={best.name}"
-    # the next plan has on-demand prices
-    usd = max(
-        bid.size.usd or 0
-        for bid in found
-        if (bid.name, bid.size.nodes) == (best.name, best.size.nodes)
-    )
-    yield from ("", _then(variables, config, replace(best.size, usd=usd), f"{settings.set} {kind}"))
+    yield from ("", _then(variables, config, best.size, f"{settings.set} {kind}".strip()))
 
 
 def _bids(config: Config, settings: Settings, wish: Wish) -> tuple[list[Bid], dict[str, str]]:
@@ -155,7 +151,21 @@ def _prospect(config: Config, derived: Derivation, bill: Bill | None) -> Prospec
     """Prints the derived settings, the estimate, and the changes that `make setup` would make."""
     layouts = sizing_tables.describe_layouts(config, best(config, sizing_tables.ALTERNATIVES), bill)
     needs = estimate(config, bill, experience_of(config))
-    _say([*proposal.describe(config, derived, needs), "", provisioning.inherited(config), *layouts])
+    limits = [
+        f"warning: {key} {hours:g} ends the run before the predicted time"
+        for key in LIMITS
+        if honours(config, key)
+        and 0 < (hours := attrgetter(key)(config) or 0) < (needs.elapsed or 0) / 3600
+    ]
+    _say(
+        [
+            *proposal.describe(config, derived, needs),
+            *limits,
+            "",
+            provisioning.inherited(config),
+            *layouts,
+        ]
+    )
     preflight.require(config)
     say_unheard(config)
     prospect = provisioning.prospect(config, needs)

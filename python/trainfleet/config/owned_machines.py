@@ -172,7 +172,7 @@ def check(config: Config) -> Refusals:
             f"{KEY}.memory_gib",
             f"{own.memory_gib:g}: {row.label} has {row.size}; remove this key or correct the name",
         )
-    elif gpus and not _is_same(gpus, own, row):
+    elif gpus and _contradict(gpus, own, row):
         yield (
             "fleet.slurm.gres",
             f"{config.fleet.slurm.gres} contradicts {KEY} ({own.per_node} x {row.label}); set one "
@@ -182,11 +182,10 @@ def check(config: Config) -> Refusals:
         yield from _differing(config, own, row)
 
 
-def _is_same(gpus: Gpus, own: Devices, row: Accelerator) -> bool:
-    """Returns whether a gres requests GPUs that the nodes have, as far as its name is known."""
-    asked = find_accelerator(gpus.type)
-    return gpus.count <= (own.per_node or gpus.count) and (
-        asked is None or not {*asked.words}.isdisjoint(row.words)
+def _contradict(gpus: Gpus, own: Devices, row: Accelerator) -> bool:
+    """Returns whether a gres requests more GPUs than a node has, or others."""
+    return gpus.count > (own.per_node or gpus.count) or {*row.words}.isdisjoint(
+        (find_accelerator(gpus.type) or row).words
     )
 
 

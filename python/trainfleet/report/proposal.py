@@ -9,10 +9,8 @@ import shutil
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from operator import attrgetter
 from pathlib import Path
 
-from ..backends.supported_keys import honours
 from ..config import Config, Derived
 from ..config.goodput import Goodput, best_minutes
 from ..config.memory import passes_of
@@ -88,7 +86,6 @@ def beside(config: Config) -> str:
 
 INDENT = "    "
 WORTH = 0.005  # minimum gain in training share that is worth suggesting another checkpoint interval
-LIMITS = ("fleet.max_lifetime_hours", "fleet.batch.timeout_hours", "fleet.sagemaker.max_hours")
 UNITS = ((86400.0, "days"), (3600.0, "hours"), (60.0, "min"), (1.0, "s"))
 PARTS = {  # display names of the parts of a step
     "products": "matrix products",
@@ -268,10 +265,6 @@ def _time(config: Config, needs: Estimate) -> Iterator[tuple[str, str]]:
     elapsed = needs.elapsed or 0.0
     likely = span(*needs.between(elapsed))
     yield "time", f"about {duration(elapsed)}; {likely} for four of five such runs"
-    for key in LIMITS:
-        hours = attrgetter(key)(config)
-        if hours and hours * 3600 < elapsed and honours(config, key):
-            yield "", f"warning: {key} {hours:g} ends the run before that"
     if needs.goodput:
         yield "", _useful(needs.goodput, elapsed)
     if config.fleet.is_told:
@@ -424,14 +417,13 @@ def rough(value: float) -> str:
 
 
 def write(plan: Plan, changes: Iterable[Artifact], folder: Path) -> list[str]:
-    """Writes the resolved config, the plan as JSON, and all artifacts to `folder`. Returns the file
-    names.
+    """Writes the resolved config, the plan as JSON, and all artifacts to `folder`, which must pass
+    `require_own`. Returns the file names.
     """
     files = files_of(plan, changes)
     # files left by an earlier plan
     for old in (*folder.glob("*requests/[0-9][0-9]-*.json"), *folder.glob("*.*")):
-        if old.parent != folder or re.fullmatch(FILES, old.name):
-            old.unlink()
+        old.unlink()
     for name, text in files.items():
         write_atomic(folder / name, text)
     return list(files)
