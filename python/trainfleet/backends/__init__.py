@@ -8,6 +8,7 @@ import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib import import_module
+from operator import attrgetter
 
 from ..config import BackendTerms, Config, Refusals
 from ..config.owned_machines import untold
@@ -18,6 +19,7 @@ from .base import Backend, Can
 
 __all__ = ["BACKENDS", "Backend", "backend_of", "terms_of", "terms_to_examine"]
 
+LIMITS = ("fleet.max_lifetime_hours", "fleet.batch.timeout_hours", "fleet.sagemaker.max_hours")
 OURS = {
     "local": "Local",
     "ssh": "Ssh",
@@ -93,6 +95,17 @@ def terms_to_examine(name: str) -> BackendTerms:
     """
     here = BACKENDS[name].is_here
     return BackendTerms(_node_here if here else _node_elsewhere, _refuse_known, here)
+
+
+def time_limits(config: Config) -> Iterator[tuple[str, float]]:
+    """Yields the keys that limit how long the backend lets machines or jobs run, with their hours.
+    Slurm is not included, because its jobs continue in the next allocation.
+    """
+    from .supported_keys import honours
+
+    for key in LIMITS:
+        if honours(config, key) and (hours := attrgetter(key)(config)):
+            yield key, hours
 
 
 def is_guest(config: Config) -> bool:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from operator import attrgetter
 from pathlib import Path
 
-from ..backends import backend_of, is_guest
+from ..backends import backend_of, is_guest, time_limits
 from ..backends.base import Prospect
-from ..backends.supported_keys import honours
 from ..config import Config, Derivation, Settings
 from ..config.layouts import best
 from ..hardware import node_types
@@ -26,8 +24,6 @@ from ..report import proposal, sizing_tables
 from ..trust.errors import ConfigError
 from ..trust.safe_output import SIZE
 from .variables import Variables, amounts, flag, typed
-
-LIMITS = ("fleet.max_lifetime_hours", "fleet.batch.timeout_hours", "fleet.sagemaker.max_hours")
 
 
 def plan(variables: Variables, started: float) -> int:
@@ -153,9 +149,8 @@ def _prospect(config: Config, derived: Derivation, bill: Bill | None) -> Prospec
     needs = estimate(config, bill, experience_of(config))
     limits = [
         f"warning: {key} {hours:g} ends the run before the predicted time"
-        for key in LIMITS
-        if honours(config, key)
-        and 0 < (hours := attrgetter(key)(config) or 0) < (needs.elapsed or 0) / 3600
+        for key, hours in time_limits(config)
+        if hours * 3600 < (needs.elapsed or 0)
     ]
     _say(
         [
