@@ -20,6 +20,7 @@ from trainfleet.config import Config
 from trainfleet.config.goodput import NOTICED, foresee, stall_of
 from trainfleet.health import fence
 from trainfleet.health.heartbeat_format import Beat, write_beats
+from trainfleet.node.placement import Terms
 from trainfleet.plan.job import Artifact, Job, Request
 from trainfleet.process.processes import Interrupts
 from trainfleet.run.run_folder import Run
@@ -65,6 +66,7 @@ class Weeks:
     ends: float = 0.0
     trained: bool = False
     lost: list[dict[str, float]] = field(default_factory=list)
+    terms = Terms(wait=0)
 
     @property
     def trains(self) -> float:

@@ -11,6 +11,7 @@ import pytest
 from trainfleet.backends.base import Handle, Phase, Status
 from trainfleet.backends.run_storage import Here
 from trainfleet.config import Config, Settings, load
+from trainfleet.node.placement import Terms
 from trainfleet.plan.estimate import Bill, estimate
 from trainfleet.plan.job import Artifact, Job, Request
 from trainfleet.plan.plan import make_plan
@@ -87,7 +88,7 @@ class Hosts:
     """A backend whose job goes on until its ranks are asked to stop."""
 
     def __init__(self, run: Run) -> None:
-        self.run, self.looks = run, 0
+        self.run, self.looks, self.terms = run, 0, Terms(wait=0)
 
     def submit(self, request: Request) -> Handle:
         return Handle("hosts", "1", request.token, 1)

@@ -55,7 +55,7 @@ VARIABLES = {
     "SEED": "the random seed; the same seed gives the same text",
     "OFFLINE": "1: do not query package indexes for the pinned versions",
     "JSON": "1: print one JSON object (schema/output.schema.json)",
-    "VERBOSE": "1: also show the scripts that this machine would run",
+    "VERBOSE": "1: also show the jobs' scripts and requests",
     "RECIPE": "a complete config that comes with the package",
     "ONLY": "the groups of drills to run: ONLY='heads slurm', or all",
     "CHANGED": "1: run the groups of drills for files that differ from the origin",

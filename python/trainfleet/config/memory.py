@@ -197,25 +197,35 @@ def _held(config: Config, width: int, stage: StageNumbers) -> HeldBytes:
     whole = _is_whole(layout)
     # Unsharded gradients are reduced in place, without a buffer.
     summed = copied and (is_xla(config) or not (whole and several))
-    replicas = layout.fsdp < config.data_parallel and several and summed
-    # cast copies of the matmul weights, kept until the pass ends
-    cast = width * (stage.blocks * stage.block + stage.output) if casts(config) else 0
+    replicas = summed and _are_replicated(config)
+    cast = _cast(config, width, stage)
     all_ = width * numbers if copied else cast
     before, after = _gradients(config, stage, numbers, copied)
     if replicas and not is_xla(config):
         before = REDUCED * numbers // ranks  # the sum over micro-batches
         replicas = format_ != REDUCED  # fp32 gradients are views of the buffer
+    width *= copied
     return HeldBytes(
         weights=format_ * numbers // ranks,
         moments=format_ * _moments_of(config, stage, numbers) // ranks,
         before=before,
         after=after,
-        around=all_ if whole or cast else width * stage.around * copied,
-        block=width * stage.block * copied,
+        around=all_ if whole or cast else width * stage.around,
+        block=width * stage.block,
         gathered=all_,
         reduced=REDUCED * stage.block * summed,
         replicated=REDUCED * stage.block // ranks * replicas,
     )
+
+
+def _cast(config: Config, width: int, stage: StageNumbers) -> int:
+    """Returns the size of the matmul weights' cast copies, kept until the pass ends, in bytes."""
+    return width * (stage.blocks * stage.block + stage.output) * casts(config)
+
+
+def _are_replicated(config: Config) -> bool:
+    """Returns whether replicas of a rank sum their gradients over several micro-batches."""
+    return config.train.parallelism.fsdp < config.data_parallel and passes_of(config) > 1
 
 
 def _is_whole(layout: Layout) -> bool:
