@@ -86,7 +86,7 @@ def test_a_stop_waits_until_ranks_that_hang_are_killed(name: str) -> None:
     assert backend.gone > grace + 30
 
 
-def test_a_slurm_job_that_could_not_open_its_log_is_not_tried_again(tmp_path: Path) -> None:
+def test_a_slurm_job_that_could_not_open_its_log_says_so(tmp_path: Path) -> None:
     """slurmd fails it before its script, with RaisedSignal:53 and no word in any log."""
     queue = "7|FAILED|0|node0|||RaisedSignal:53(Real-time_signal_19)|"
     slurm = Slurm(config_of(tmp_path))
@@ -95,9 +95,10 @@ def test_a_slurm_job_that_could_not_open_its_log_is_not_tried_again(tmp_path: Pa
     (tmp_path / "nodes" / "token").write_text("7\n")
     request = Request(Job("train", "x", tmp_path, 2, 1, "m", (), True), ())
     status = slurm.status(Handle("slurm", f"{tmp_path}:7", "token", 2))
-    assert "may not mount fleet.shared_folder" in status.reason
+    assert "can't open the job's log in fleet.shared_folder" in status.reason
     verdict = judge(request, AttemptOutcome(status, None), Run(tmp_path), Start(0.0, {}))
-    assert not worth_it(verdict, 1, Run(tmp_path)), verdict
+    assert verdict.cause == "storage" and "findmnt" in verdict.next, verdict
+    assert worth_it(verdict, 1, Run(tmp_path)), "its client may have cached that there is no folder"
 
 
 def test_a_slurm_job_waits_while_no_squeue_has_answered_yet(

@@ -13,11 +13,9 @@ from ..run import contents, run_folder
 from ..trust import untrusted_input
 from ..trust.errors import InputError
 
-# default exit codes for nodes that wrote none: killed, terminated along with another node, or
-# never started
+# default exit codes for nodes that wrote none: killed, or terminated along with another node
 KILLED = 137
 ENDED = 143
-UNRUN = 126
 LARGEST = 1 << 20  # maximum number of bytes to read per file
 
 
@@ -91,11 +89,11 @@ def why_cancelled(folder: Path, job: str, start: int) -> str:
     return "" if not said else said[-1] if "DUE TO" in said[-1] else f"slurm: job {job} CANCELLED"
 
 
-def ends(folder: Path, job: str, start: int, nodes: int, never: bool = False) -> dict[int, int]:
+def ends(folder: Path, job: str, start: int, nodes: int) -> dict[int, int]:
     """Derives an exit code from srun's messages for each node that wrote none.
 
     Nodes without a message get KILLED, or ENDED if srun terminated all nodes because one failed
-    (--kill-on-bad-exit), or UNRUN if the script `never` began.
+    (--kill-on-bad-exit).
     """
     text, ending, _ = _said(folder, job, start).partition(f"Terminating StepId={job}.")
     codes: dict[int, int] = {}
@@ -107,8 +105,7 @@ def ends(folder: Path, job: str, start: int, nodes: int, never: bool = False) ->
             for node in range(int(first), min(int(last or first) + 1, nodes)):
                 # the first code counts, because later steps only check whether to continue
                 codes.setdefault(node, int(code[1]) if code else KILLED)
-    default = UNRUN if never else ENDED if ending else KILLED
-    return {node: codes.get(node, default) for node in range(nodes)}
+    return {node: codes.get(node, ENDED if ending else KILLED) for node in range(nodes)}
 
 
 def _said(folder: Path, job: str, start: int) -> str:

@@ -292,10 +292,9 @@ class Slurm(Backend):
         if phase is Phase.QUEUED:
             return Status(phase, self._why_waiting(job), job.restarts + 1)
         if phase is Phase.ENDED:
-            never = start < 0 and job.state == "FAILED"
             if job.state != GONE or start >= 0:
-                exits = job_starts.ends(folder, number, start, handle.nodes, never) | exits
-            words = self._with_leader(how_it_ended(job, never), job)
+                exits = job_starts.ends(folder, number, start, handle.nodes) | exits
+            words = self._with_leader(how_it_ended(job, start), job)
             return Status(phase, words, max(start, 0) + 1, exits, hosts=hosts, leaves=True)
         if start != job.restarts:
             exits = {}

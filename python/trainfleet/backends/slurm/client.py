@@ -338,16 +338,16 @@ class SlurmClient:
         return SlurmJob(number, state, by, 0, rows[-1][2] if len(rows[-1]) > 2 else "")
 
 
-def how_it_ended(job: SlurmJob, never: bool = False) -> str:
+def how_it_ended(job: SlurmJob, start: int = 0) -> str:
     """Returns Slurm's reason for ending the job, such as `slurm: job 7 CANCELLED by root`.
 
-    Returns "" if Slurm reports no reason. `never` means that the job's script never began. slurmd
+    Returns "" if Slurm reports no reason. `start` is -1 if the job's script never began. slurmd
     fails such a job without a message, for example because it can't open the job's log.
     """
-    if never:
+    if start < 0 and job.state == "FAILED":
         return (
-            f"slurm: job {job.id} FAILED ({job.reason}) before its script began; its first node "
-            "may not mount fleet.shared_folder, or may not write there"
+            f"slurm: job {job.id} FAILED ({job.reason}) before its script began: its first node "
+            "can't open the job's log in fleet.shared_folder"
         )
     if job.state in (WELL, "FAILED", GONE):
         return ""
