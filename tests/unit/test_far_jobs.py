@@ -11,7 +11,7 @@ from test_slurm_words import config_of
 
 from trainfleet.backends import backend_of, batch_request, terms_of
 from trainfleet.backends.aws_managed import Hosted
-from trainfleet.backends.base import Handle, Phase, Status
+from trainfleet.backends.base import Can, Handle, Phase, Status
 from trainfleet.backends.batch import Batch, status_of
 from trainfleet.backends.slurm import Slurm, client
 from trainfleet.backends.slurm.client import Said
@@ -134,6 +134,17 @@ def launch_of(run: Run, **more: Any) -> Any:
     backend = SimpleNamespace(learn=lambda run: None)
     given = {"run": run, "config": config, "lease": lease, "plan": plan, "backend": backend}
     return SimpleNamespace(**given | more)
+
+
+def test_a_job_that_outlived_a_failed_launcher_is_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch = launch_of(Run(tmp_path))
+    launch.lease.predecessor, launch.backend.can = None, {Can.OUTLIVES}
+    monkeypatch.setattr(execution, "left_running", lambda config, run: "running")
+    assert execution.Launch.following(launch) == (launch, "running")
+    launch.backend.can = set()
+    assert execution.Launch.following(launch) == (launch, None)
 
 
 def test_a_run_that_was_ended_in_the_queue_is_stopped(tmp_path: Path) -> None:

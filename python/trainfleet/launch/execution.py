@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any, TextIO
 
 from ..backends import Backend, backend_of
-from ..backends.base import Handle, load_job
+from ..backends.base import Can, Handle, load_job
 from ..backends.run_storage import Place
 from ..config import Config, dump_resolved
 from ..config.layouts import smaller
@@ -188,7 +188,9 @@ class Launch:
         Raises the errors of `take_over`.
         """
         predecessor = self.lease.predecessor
-        if running := left_running(self.config, self.run):
+        # A launcher that fails leaves its job behind if it can't reach the scheduler.
+        may_run = predecessor or Can.OUTLIVES in self.backend.can
+        if may_run and (running := left_running(self.config, self.run)):
             return self, running
         # The run was stopped in the meantime, so no takeover is needed.
         if SUCCEEDS in os.environ and self.run.is_asked_to_stop():
