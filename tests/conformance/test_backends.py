@@ -319,7 +319,9 @@ def on_this_machine(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Bench]:
 def on_slurm(nodes: Lab, patch: pytest.MonkeyPatch) -> Iterator[Bench]:
     """A real Slurm of two nodes; this process is typed on its head, in a folder that the nodes see."""
     folder = nodes.shared / "work"
-    folder.mkdir()
+    # A node that has just looked for the log's folder knows for a while that it is not there
+    # (shared.py). slurmd then can't open the log, and a launcher would try again.
+    (folder / "runs" / "probe" / "logs").mkdir(parents=True)
     patch.chdir(folder)
     (folder / "probe.py").write_text(PROBE)
 
