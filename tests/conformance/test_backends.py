@@ -59,9 +59,9 @@ node = os.environ.get("NODE_RANK") or os.environ.get("GROUP_RANK", "?")
 given = {name: value for name, value in os.environ.items() if name.startswith("PROBE_") and name != "PROBE_KEY"}
 print(json.dumps({"node": node, "words": sys.argv[1:], "given": given, "folder": os.getcwd(), "nodes": os.environ.get("NODES")}), flush=True)
 match sys.argv[1]:
-    case "exit":  # with a fourth word so many seconds later, when the others have begun
-        if node == sys.argv[3] and sys.argv[4:]:
-            time.sleep(float(sys.argv[4]))
+    case "exit" | "exit-last":
+        if sys.argv[1] == "exit-last" and node == sys.argv[3]:
+            time.sleep(15)  # when the others have begun
         sys.exit(int(sys.argv[2]) if node == sys.argv[3] else 0)
     case "die":
         os.kill(os.getpid(), signal.SIGKILL if node == "1" else signal.SIG_DFL)
@@ -319,9 +319,7 @@ def on_this_machine(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Bench]:
 def on_slurm(nodes: Lab, patch: pytest.MonkeyPatch) -> Iterator[Bench]:
     """A real Slurm of two nodes; this process is typed on its head, in a folder that the nodes see."""
     folder = nodes.shared / "work"
-    # A node that has just looked for the log's folder knows for a while that it is not there
-    # (shared.py). slurmd then can't open the log, and a launcher would try again.
-    (folder / "runs" / "probe" / "logs").mkdir(parents=True)
+    (folder / "runs" / "probe" / "logs").mkdir(parents=True)  # sbatch by hand makes none
     patch.chdir(folder)
     (folder / "probe.py").write_text(PROBE)
 
@@ -360,7 +358,8 @@ def on_slurm(nodes: Lab, patch: pytest.MonkeyPatch) -> Iterator[Bench]:
         yield
         subprocess.run(["scancel", number], check=True)
 
-    config = config_of("slurm", folder, exclusive=True)
+    # backend_of keeps a backend, and so its folder, for each config
+    config = config_of("slurm", folder, exclusive=True, shared_folder=str(folder))
     yield Bench(
         "slurm",
         config,

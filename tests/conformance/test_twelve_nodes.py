@@ -50,7 +50,7 @@ def test_twelve_nodes_are_numbered_as_numbers_and_each_has_its_log_and_code(
     """Their placements, logs and exit codes are of the same nodes, also where an engine names hosts in an order of letters."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "python"))
     with twelve(name, tmp_path, monkeypatch) as bench:
-        request = bench.plan("exit", "7", "10", "15", nodes=TWELVE)
+        request = bench.plan("exit-last", "7", "10", nodes=TWELVE)
         status = bench.until_ended(bench.backend.submit(request), 120)
         said = request.job_log.read_text() if request.job_log.exists() else ""
         for log in sorted(bench.folder.parent.glob("slurm/*.log"))[
