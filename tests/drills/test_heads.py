@@ -90,7 +90,7 @@ def test_after_the_loss_of_the_standby_s_host_another_takes_over(
     cockpit = Cockpit(nodes, tmp_path, "standby-lost")
     looker = begin(cockpit)
     assert leads(cockpit) == ("node0", "node1"), cockpit.words()
-    assert "node0; node1 stands by" in cockpit.type("status")
+    assert "node0; node1 is the standby" in cockpit.type("status")
     nodes.destroy(1)
     struck = time.time()
     cockpit.until("another stands by", lambda: leads(cockpit)[1] not in ("", "node1"), 90)
