@@ -56,6 +56,10 @@ def test_a_folder_that_can_t_be_made_is_refused_before_all_work(
     with pytest.raises(RunError, match=r"can't be created|already exists"):
         platforms.require_new(Path(out))
     require_own(Path("new/plan"))
+    Path("mine").mkdir()
+    Path("mine/cluster.yaml").touch()  # has a plan's name, but was not planned
+    with pytest.raises(ConfigError, match="not written by make plan"):
+        require_own(Path("mine"))
     platforms.require_new(Path("runs/x/model"))
 
 

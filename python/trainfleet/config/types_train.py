@@ -15,6 +15,16 @@ CHAT = "messages`, or `prompt` and `completion"
 ON_HOSTS = ("local", "ssh", "ec2", "slurm", "parallelcluster")
 
 
+def own_file(kind: str) -> Key:
+    """Returns the rules for a key that names the user's own Python file."""
+    return Key(
+        pattern=OWN_FILE + rf"_{kind}\.py$",
+        maxLength=200,
+        examples=[f"my_{kind}.py"],
+        backends=ON_HOSTS,
+    )
+
+
 @dataclass(frozen=True)
 class Source:
     """Entry in data.sources with options in addition to the path."""
@@ -144,15 +154,7 @@ class Model:
     )
     """Features per head, in families with rotary positions. Defaults to the preset's value, or to
     hidden_size / heads."""
-    module: Annotated[
-        str | None,
-        Key(
-            pattern=OWN_FILE + r"_model\.py$",
-            maxLength=200,
-            examples=["my_model.py"],
-            backends=ON_HOSTS,
-        ),
-    ] = field(kw_only=True, default=None)
+    module: Annotated[str | None, own_file("model")] = field(kw_only=True, default=None)
     """Python file with a Model class that replaces the network of model.family. The file is in the
     folder where you run make (docs/how-to/own-model.md). Memory and time are still estimated for
     the family. Defaults to the family's network."""
@@ -298,15 +300,7 @@ class Train:
     """Services that also receive every line of metrics: wandb, mlflow or trackio. Each requires its
     package (such as `pip install wandb`) and its environment variables, such as WANDB_API_KEY in
     fleet.secrets or WANDB_MODE=offline. A run continues if a service fails."""
-    callback: Annotated[
-        str | None,
-        Key(
-            pattern=OWN_FILE + r"_callback\.py$",
-            maxLength=200,
-            examples=["my_callback.py"],
-            backends=ON_HOSTS,
-        ),
-    ] = None
+    callback: Annotated[str | None, own_file("callback")] = None
     """Python file with a function after_step(step, trainer), which every rank calls after each
     optimizer step. The file is in the folder where you run make (docs/how-to/own-model.md). Null
     means no callback."""

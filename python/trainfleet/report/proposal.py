@@ -431,7 +431,7 @@ def write(plan: Plan, changes: Iterable[Artifact], folder: Path) -> list[str]:
 
 def require_own(folder: Path) -> None:
     """Raises ConfigError if a folder contains files that were not written by a plan, because a plan
-    might overwrite them.
+    might overwrite or remove them.
     """
     why = no_place(folder)
     if folder.exists() and not folder.is_dir():
@@ -442,8 +442,8 @@ def require_own(folder: Path) -> None:
         )
     ):
         why = f"it contains {other[0]}, which is not part of a plan"
-    elif (folder / "config.yaml").exists() and not (folder / "plan.json").exists():
-        why = "its config.yaml was not written by make plan"
+    elif any(folder.glob("*")) and not (folder / "plan.json").exists():
+        why = "its files were not written by make plan"
     if why:
         message = f"{folder} must be new, empty or the folder of an earlier plan: {why}"
         raise ConfigError.of("OUT", message, next="make plan OUT=plan")
